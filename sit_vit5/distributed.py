@@ -1,0 +1,94 @@
+"""Which process does what: the launcher's rank, the cut of a batch, the share of a range."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from sit_vit5.errors import UserError
+
+if TYPE_CHECKING:
+    import torch
+
+
+def launch_rank() -> int:
+    """Rank the launcher gave this process, 0 without one; usable before any set-up."""
+    return int(os.environ.get("RANK", "0"))
+
+
+@dataclass(frozen=True)
+class BatchPlan:
+    """How a global batch is cut: micro-batch m of rank r holds one contiguous run of samples."""
+
+    batch_size: int
+    accumulation: int = 1
+    processes: int = 1
+    rank: int = 0
+
+    def __post_init__(self) -> None:
+        parts = self.processes * self.accumulation
+        if self.batch_size < 1 or self.batch_size % parts:
+            below = self.batch_size // parts * parts
+            legal = f"{below} or {below + parts}" if below else f"{parts}"
+            raise UserError(
+                f"batch_size {self.batch_size} is not divisible by {self.processes} processes x "
+                f"{self.accumulation} accumulation steps; use {legal}"
+            )
+
+    @property
+    def micro_batch_size(self) -> int:
+        """Samples of one forward pass on one process."""
+        return self.batch_size // (self.processes * self.accumulation)
+
+    def indices(self, micro: int) -> range:
+        """Positions in the global batch of this rank's micro-batch `micro`."""
+        start = (micro * self.processes + self.rank) * self.micro_batch_size
+        return range(start, start + self.micro_batch_size)
+
+
+@dataclass(frozen=True)
+class Processes:
+    """This process among the others of a sampling or evaluation command."""
+
+    rank: int
+    count: int
+    device: torch.device
+    wait: Callable[[], None]
+
+    @property
+    def is_main(self) -> bool:
+        """Whether this process writes and speaks."""
+        return self.rank == 0
+
+
+def join_processes() -> Processes:
+    """Joins the launcher's processes, or runs alone: `python` works as well as a launcher."""
+    # Imported here: accelerate and torch take seconds, and most users of this file need neither.
+    from accelerate import PartialState
+
+    state = PartialState(cpu=no_accelerator())
+    check_joined(state.num_processes)
+    return Processes(
+        state.process_index, state.num_processes, state.device, state.wait_for_everyone
+    )
+
+
+def no_accelerator() -> bool:
+    """Whether only the CPU is there. accelerate must be told, or torchrun's processes run apart."""
+    import torch
+
+    return not any(
+        backend.is_available() for backend in (torch.cuda, torch.backends.mps, torch.xpu)
+    )
+
+
+def check_joined(processes: int) -> None:
+    """Refuses to go on if the launcher's processes did not find one another."""
+    launched = int(os.environ.get("WORLD_SIZE", "1"))
+    if processes != launched:
+        raise UserError(
+            f"the launcher started {launched} processes but this one joined {processes}; "
+            "start with accelerate launch or torchrun, or unset WORLD_SIZE"
+        )

@@ -1,0 +1,25 @@
+"""The one error type that a user sees: a single line without a traceback."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class UserError(ValueError):
+    """A mistake the user can mend. The message says what is wrong, what is allowed, what to do."""
+
+
+def nearest(name: str, options: Iterable[str], count: int = 3) -> str:
+    """The options that look most like `name`, as text: "lr, eps"; all of them if none is close."""
+    options = list(options)
+    by_lower_case = {option.lower(): option for option in options}
+    close = difflib.get_close_matches(name.lower(), by_lower_case, n=count, cutoff=0.5)
+    return ", ".join([by_lower_case[match] for match in close] or options)
+
+
+def choose(kind: str, name: str, options: dict) -> object:
+    """`options[name]`, or a UserError that names the nearest legal names."""
+    if name not in options:
+        raise UserError(f"unknown {kind} {name!r}; nearest: {nearest(name, options)}")
+    return options[name]

@@ -1,0 +1,56 @@
+"""Files that are either whole or absent: temporary name, fsync, rename."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from filelock import FileLock, Timeout
+
+from sit_vit5.errors import UserError
+
+
+def sync(path: Path) -> None:
+    """Forces a file or folder to the disk (folders only where the system lets them be opened)."""
+    if path.is_dir() and os.name == "nt":
+        return
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def write_text(path: Path, text: str) -> None:
+    """Replaces `path` by `text` in one step: a reader sees the old content or the new."""
+    partial = path.with_name(path.name + ".partial")
+    partial.write_text(text, encoding="utf-8")
+    sync(partial)
+    os.replace(partial, path)
+    sync(path.parent)
+
+
+def write_json(path: Path, value: dict) -> None:
+    """Writes `value` as indented JSON in one step; a list of numbers stays on one line."""
+    text = json.dumps(value, indent=2)
+    text = re.sub(r"\[[-+\d.,eE\s]*\]", lambda numbers: " ".join(numbers[0].split()), text)
+    write_text(path, text + "\n")
+
+
+@contextmanager
+def lock(folder: Path, what: str) -> Iterator[None]:
+    """Holds a folder while the context lasts, or says that another process has it."""
+    folder.mkdir(parents=True, exist_ok=True)
+    held = FileLock(folder / ".lock")
+    try:
+        held.acquire(timeout=0)
+    except Timeout:
+        raise UserError(f"{folder} is in use by another {what}; wait for it or stop it") from None
+    try:
+        yield
+    finally:
+        held.release()

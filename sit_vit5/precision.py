@@ -1,0 +1,31 @@
+"""Precision of matrix products, owned by the configuration and by nothing else (rows T29, K2)."""
+
+from __future__ import annotations
+
+import os
+from contextlib import AbstractContextManager
+
+import torch
+
+from sit_vit5.errors import UserError
+
+
+def autocast(device: torch.device, precision: str) -> AbstractContextManager:
+    """Matrix products in bf16 inside the context; nothing changes for fp32."""
+    return torch.autocast(device.type, dtype=torch.bfloat16, enabled=precision == "bf16")
+
+
+def set_tf32(enabled: bool) -> None:
+    """Switches TF32 of matrix products and convolutions explicitly: defaults vary by version."""
+    torch.backends.cuda.matmul.allow_tf32 = enabled
+    torch.backends.cudnn.allow_tf32 = enabled
+
+
+def check_launcher(precision: str) -> None:
+    """Refuses a launcher whose --mixed_precision says something else than the configuration."""
+    launched = os.environ.get("ACCELERATE_MIXED_PRECISION", "no")
+    if launched not in ("no", {"fp32": "no", "bf16": "bf16"}[precision]):
+        raise UserError(
+            f"accelerate launch says mixed_precision {launched}, the configuration says precision "
+            f"{precision}; drop the launcher's flag and use --precision"
+        )

@@ -1,0 +1,74 @@
+"""Where a run keeps its files, and how a path given by a user leads to a checkpoint.
+
+    runs/NAME/config.yaml  metrics.jsonl  loss.png  samples/  checkpoints/step_0001000/  latest
+
+`latest` is a text file that holds the path, relative to it, of the newest complete checkpoint.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from sit_vit5.errors import UserError
+
+CONFIG_FILE = "config.yaml"
+STATE_FILE = "state.json"
+LATEST_FILE = "latest"
+CHECKPOINTS = "checkpoints"
+SAMPLES = "samples"
+METRICS_FILE = "metrics.jsonl"
+
+_STEP_FOLDER = re.compile(r"step_(\d+)")
+
+
+def step_name(step: int) -> str:
+    """`step_0001000`: sorts as text up to ten million steps; code sorts by number."""
+    return f"step_{step:07d}"
+
+
+def checkpoint_steps(run: Path) -> dict[int, Path]:
+    """The complete checkpoints of a run by step, in numeric order."""
+    found = {}
+    for folder in (run / CHECKPOINTS).glob("step_*"):
+        match = _STEP_FOLDER.fullmatch(folder.name)
+        if match and (folder / STATE_FILE).is_file():
+            found[int(match[1])] = folder
+    return dict(sorted(found.items()))
+
+
+def last_good_checkpoint(run: Path) -> str:
+    """The newest complete checkpoint, for messages; "none" without one."""
+    return str(list(checkpoint_steps(run).values())[-1]) if checkpoint_steps(run) else "none"
+
+
+def run_of(checkpoint: Path) -> Path:
+    """The run folder of a checkpoint folder; a checkpoint that stands alone is its own."""
+    return checkpoint.parents[1] if checkpoint.parent.name == CHECKPOINTS else checkpoint
+
+
+def find_checkpoint(path: str | Path) -> Path:
+    """The checkpoint folder behind a run folder, its file `latest`, or a checkpoint folder."""
+    path = Path(path)
+    if (path / STATE_FILE).is_file():
+        return path
+    pointer = path if path.is_file() else path / LATEST_FILE
+    if pointer.name == LATEST_FILE and pointer.is_file():
+        target = pointer.parent / pointer.read_text(encoding="utf-8").strip()
+        if (target / STATE_FILE).is_file():
+            return target
+        raise UserError(
+            f"{pointer} names {target.name}, which is missing or incomplete; "
+            f"complete checkpoints: {_listing(pointer.parent)}"
+        )
+    if path.exists():
+        raise UserError(
+            f"{path} is no checkpoint: expected a folder with {STATE_FILE}, or a run folder with "
+            f"{LATEST_FILE}; complete checkpoints there: {_listing(path)}"
+        )
+    raise UserError(f"checkpoint {path} does not exist; give a run folder such as runs/digits")
+
+
+def _listing(run: Path) -> str:
+    names = [folder.name for folder in checkpoint_steps(run).values()]
+    return ", ".join(names) or "none"
