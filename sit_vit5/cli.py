@@ -1,0 +1,235 @@
+"""Command lines and YAML files, read by one typed parser.
+
+A YAML file is turned into flags first, so that both sources get the same checks. Layers, later
+wins: dataclass defaults, YAML file, command line. Within a layer `model` resets the backbone to
+that preset, then `backbone.*` applies.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import re
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, fields, is_dataclass, replace
+from pathlib import Path
+from typing import Annotated, TypeVar, get_type_hints
+
+import tyro
+import yaml
+
+from sit_vit5 import presets
+from sit_vit5.config import TrainConfig
+from sit_vit5.distributed import launch_rank
+from sit_vit5.errors import UserError, nearest
+from sit_vit5.run_folder import CONFIG_FILE, find_checkpoint
+
+Config = TypeVar("Config")
+
+# Seconds a rank other than 0 waits before it prints its error.
+OTHER_RANKS_WAIT = 5
+
+# YAML's and the shell's spellings of Python's words.
+_WORDS = {"true": "True", "false": "False", "null": "None", "~": "None"}
+
+
+@dataclass(frozen=True)
+class TrainCommand:
+    """Train a flow-matching model. An example without any data: --config configs/digits.yaml"""
+
+    config: str | None = None
+    """YAML file with any of the options below."""
+    resume: str | None = None
+    """Run folder to continue, or its checkpoint: same weights, same data order, same numbering."""
+    train: Annotated[TrainConfig, tyro.conf.arg(name="")] = TrainConfig()
+
+
+def run(main: Callable[[list[str]], int | None]) -> None:
+    """Runs a command: a UserError becomes one line on stderr and exit status 2."""
+    try:
+        code = main(sys.argv[1:])
+    except UserError as error:
+        _print_error(error, launch_rank())
+        code = 2
+    except KeyboardInterrupt:
+        if launch_rank() == 0:
+            print("interrupted", file=sys.stderr)
+        code = 130
+    sys.stdout.flush()
+    sys.exit(code or 0)
+
+
+def _print_error(error: UserError, rank: int) -> None:
+    """One line for all ranks: the others wait, and the launcher ends them if rank 0 failed too."""
+    if rank:
+        time.sleep(OTHER_RANKS_WAIT)
+    print(f"error: {f'rank {rank}: ' if rank else ''}{error}", file=sys.stderr, flush=True)
+
+
+def parse(config_type: type[Config], argv: list[str]) -> Config:
+    """The options of a command that has no configuration file."""
+    return _parse(config_type, argv, default=None, source="")
+
+
+def parse_train(argv: list[str]) -> tuple[TrainConfig, Path | None]:
+    """The configuration of a training run, and the checkpoint to resume from or None."""
+    if "-h" in argv or "--help" in argv:
+        _parse(TrainCommand, argv, default=None, source="")
+    config_file, argv = _take_option(argv, "config")
+    resume, argv = _take_option(argv, "resume")
+    if config_file and resume:
+        raise UserError("--config and --resume exclude each other: a run keeps its configuration")
+    config, checkpoint = TrainConfig(), None
+    if resume:
+        checkpoint = find_checkpoint(resume)
+        config_file = str(checkpoint / CONFIG_FILE)
+    if config_file:
+        config = load_config(config_file, config)
+    return _layer(config, argv, source=""), checkpoint
+
+
+def load_config(path: str | Path, default: TrainConfig | None = None) -> TrainConfig:
+    """The configuration in a YAML file, over `default`. Errors name the file and the key."""
+    flags = _yaml_flags(Path(path))
+    return _layer(default or TrainConfig(), flags, source=f"{path}: ")
+
+
+def dump_config(config: object) -> str:
+    """YAML text that `load_config` reads back to an equal configuration."""
+    return yaml.safe_dump(to_dict(config), sort_keys=False)
+
+
+def to_dict(config: object) -> dict:
+    """Nested plain values: dataclasses become dicts, tuples lists."""
+    plain = {}
+    for field in fields(config):
+        value = getattr(config, field.name)
+        if is_dataclass(value):
+            value = to_dict(value)
+        plain[field.name] = list(value) if isinstance(value, tuple) else value
+    return plain
+
+
+def differences(old: object, new: object) -> list[str]:
+    """The fields in which two configurations differ, as `optimizer.lr: 0.0001 -> 0.001`."""
+    before, after = _flatten(to_dict(old)), _flatten(to_dict(new))
+    return [f"{key}: {before[key]} -> {after[key]}" for key in before if before[key] != after[key]]
+
+
+def _layer(config: TrainConfig, flags: list[str], *, source: str) -> TrainConfig:
+    model, _ = _take_option(flags, "model")
+    if model is not None:
+        config = replace(config, model=model, backbone=presets.backbone(model))
+    return _parse(TrainConfig, flags, default=config, source=source)
+
+
+def _parse(cls: type[Config], argv: list[str], *, default: Config | None, source: str) -> Config:
+    _check_flags(cls, argv, source)
+    argv = [_WORDS.get(token.lower(), token) for token in argv]
+    captured = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(captured):
+            return tyro.cli(cls, args=argv, default=default, config=(tyro.conf.FlagConversionOff,))
+    except SystemExit as stop:
+        if not stop.code:
+            raise
+        raise UserError(source + _one_line(captured.getvalue())) from None
+
+
+def _one_line(boxed: str) -> str:
+    """The message of tyro's error box: its lines up to the first rule, joined."""
+    lines = [line.strip("│ ") for line in boxed.splitlines()[1:]]
+    message = []
+    for line in lines:
+        if not line or set(line) <= set("─╰╯"):
+            break
+        message.append(line)
+    return " ".join(message).rstrip(".") + "; see --help"
+
+
+def _check_flags(cls: type, argv: list[str], source: str) -> None:
+    """Refuses unknown flags with the nearest legal names, and flags given twice."""
+    legal = set(_flag_names(cls)) | {"help"}
+    seen = set()
+    for token in argv:
+        if not re.match(r"--[A-Za-z]", token):
+            continue
+        name = token[2:].split("=")[0].replace("-", "_")
+        if name not in legal:
+            raise UserError(
+                f"{source}unknown option {name}; nearest: {nearest(name, sorted(legal))}"
+            )
+        if name in seen:
+            raise UserError(f"{source}option {name} is given twice; give it once")
+        seen.add(name)
+
+
+def _flag_names(cls: type, prefix: str = "") -> list[str]:
+    names = []
+    hints = get_type_hints(cls)
+    for field in fields(cls):
+        hint = hints[field.name]
+        if is_dataclass(hint):
+            inner = (
+                prefix if (cls, field.name) == (TrainCommand, "train") else f"{prefix}{field.name}."
+            )
+            names += _flag_names(hint, inner)
+        else:
+            names.append(prefix + field.name)
+    return names
+
+
+def _take_option(argv: list[str], name: str) -> tuple[str | None, list[str]]:
+    """The value of `--name value` or `--name=value`, and the arguments without it."""
+    for place, token in enumerate(argv):
+        if token == f"--{name}":
+            if place + 1 == len(argv) or argv[place + 1].startswith("--"):
+                raise UserError(f"--{name} needs a value")
+            return argv[place + 1], argv[:place] + argv[place + 2 :]
+        if token.startswith(f"--{name}="):
+            return token.split("=", 1)[1], argv[:place] + argv[place + 1 :]
+    return None, argv
+
+
+class _UniqueKeyLoader(yaml.BaseLoader):
+    """Keeps scalars as text (the typed parser reads them) and refuses a key given twice."""
+
+    def construct_mapping(self, node, deep=False):
+        keys = [self.construct_object(key) for key, _ in node.value]
+        for key in keys:
+            if keys.count(key) > 1:
+                raise UserError(f"key {key} is given twice")
+        return super().construct_mapping(node, deep)
+
+
+def _yaml_flags(path: Path) -> list[str]:
+    """The flags that say the same as a YAML file."""
+    try:
+        tree = yaml.load(path.read_text(encoding="utf-8"), Loader=_UniqueKeyLoader)
+    except FileNotFoundError:
+        raise UserError(f"configuration file {path} does not exist") from None
+    except (yaml.YAMLError, UnicodeDecodeError, IsADirectoryError) as error:
+        raise UserError(f"{path}: not a YAML file: {' '.join(str(error).split())}") from None
+    except UserError as error:
+        raise UserError(f"{path}: {error}") from None
+    if tree in (None, ""):
+        return []
+    if not isinstance(tree, dict):
+        raise UserError(f"{path}: expected options as `key: value`, found a {type(tree).__name__}")
+    flags = []
+    for name, value in _flatten(tree).items():
+        values = value if isinstance(value, list) else [value]
+        flags += [f"--{name}", *[v or "None" for v in values]]
+    return flags
+
+
+def _flatten(tree: dict, prefix: str = "") -> dict:
+    flat = {}
+    for key, value in tree.items():
+        if isinstance(value, dict):
+            flat |= _flatten(value, f"{prefix}{key}.")
+        else:
+            flat[prefix + key] = value
+    return flat

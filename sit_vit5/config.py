@@ -1,0 +1,271 @@
+"""Every option of training, sampling and evaluation. Imports no torch, so that --help is quick.
+
+A docstring below a field is its text in `--help`. `None` means absent; 0 switches an interval off.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from tyro.conf import Positional
+
+from sit_vit5 import presets
+from sit_vit5.errors import UserError
+
+
+@dataclass(frozen=True)
+class DataConfig:
+    """What is learned from."""
+
+    source: str | None = None
+    """Built-in data set (digits), or folder; a path alone means folder."""
+    path: str | None = None
+    """Folder of images, one sub-folder per class."""
+    image_size: int = 256
+    """Side of the training images in pixels (ADM centre crop)."""
+    unconditional: bool = False
+    """Ignore the classes: num_classes 0, and a folder needs no sub-folders."""
+    horizontal_flip: bool = True
+    """Mirror each visit of an image with probability 1/2."""
+    on_bad_image: Literal["error", "skip"] = "error"
+    """A file that cannot be decoded stops the run, or is replaced by the next one and counted."""
+    workers: int = 4
+    """Loader processes per training process; 0 loads in the training process."""
+
+
+@dataclass(frozen=True)
+class CodecConfig:
+    """How images become the latents that the model sees."""
+
+    name: str = "sd-vae-ema"
+    """identity (pixels), sd-vae-ema or sd-vae-mse (Stable Diffusion's AutoencoderKL)."""
+    path: str | None = None
+    """Local folder or hub id of the autoencoder, instead of the name's own hub id."""
+
+
+@dataclass(frozen=True)
+class ObjectiveConfig:
+    """What the network predicts, along which path; stored with the weights, read by the sampler."""
+
+    interpolant: Literal["linear"] = "linear"
+    """Path from noise (t = 0) to data (t = 1)."""
+    prediction: Literal["velocity"] = "velocity"
+    """What the network's output means."""
+    times: Literal["uniform"] = "uniform"
+    """Distribution of t in training."""
+    class_dropout: float = 0.1
+    """Probability that a sample's label is replaced by the null label."""
+
+
+@dataclass(frozen=True)
+class OptimizerConfig:
+    """AdamW with linear warm-up to a constant rate."""
+
+    lr: float = 1e-4
+    """Learning rate after warm-up, per optimizer step."""
+    betas: tuple[float, float] = (0.9, 0.999)
+    """Decay of the first and second moment per step."""
+    eps: float = 1e-8
+    """Term added to the denominator."""
+    weight_decay: float = 0.0
+    """Decoupled weight decay per step, times lr."""
+    warmup_steps: int = 0
+    """Optimizer steps over which the rate rises linearly."""
+    clip_norm: float = 1.0
+    """Largest gradient norm; 0 switches clipping off."""
+
+
+@dataclass(frozen=True)
+class EmaConfig:
+    """Moving averages of the weights; all decays are kept at once."""
+
+    decays: tuple[float, ...] = (0.9999,)
+    """Decay per optimizer step of each average."""
+    warmup: bool = True
+    """Lower the decay to (1 + step) / (10 + step) while that is smaller."""
+
+
+@dataclass(frozen=True)
+class CheckpointConfig:
+    """When the state is written."""
+
+    every: int = 10000
+    """Optimizer steps between checkpoints; 0: only the first, the last, and on interruption."""
+    keep: int = 3
+    """Newest checkpoints kept; older ones are removed after a new one is complete; 0 keeps all."""
+
+
+@dataclass(frozen=True)
+class PreviewConfig:
+    """Sample grids drawn during training, of raw and averaged weights."""
+
+    every: int = 10000
+    """Optimizer steps between grids; 0: none."""
+    columns: int = 4
+    """Images per class."""
+    classes: int = 10
+    """Number of classes shown, from the first."""
+    method: str = "heun"
+    """Sampler of the grids."""
+    steps: int = 25
+    """Sampler steps."""
+    guidance_scale: float = 2.0
+    """Classifier-free guidance of the grids; 1 is off."""
+
+
+@dataclass(frozen=True)
+class TrainConfig:
+    """Train a flow-matching model. An example without any data: --config configs/digits.yaml"""
+
+    model: str = "ViT5-XL/2"
+    """Recipe, size and patch; sets all of backbone. Without a patch: 2."""
+    name: str | None = None
+    """Name of the run; None: made from the model and the data."""
+    output_dir: str = "runs"
+    """Folder that holds the run folder."""
+    init_from: str | None = None
+    """Checkpoint whose averaged weights start a new run; what does not fit is listed."""
+    steps: int = 400000
+    """Optimizer steps in total."""
+    batch_size: int = 256
+    """Images per optimizer step over all processes and accumulation steps together."""
+    accumulation: int = 1
+    """Forward passes per optimizer step and process."""
+    precision: Literal["bf16", "fp32"] = "bf16"
+    """Precision of matrix products; weights, norms, loss, averages and sampler state are fp32."""
+    compile: bool = False
+    """Compile the blocks one by one with torch.compile (needs a C++ compiler on CPU)."""
+    seed: int = 0
+    """Seed of everything random: weights, data order, noise, times, label dropout, previews."""
+    log_every: int = 100
+    """Optimizer steps between log lines."""
+    max_skipped: int = 10
+    """Steps in a row with a non-finite gradient before the run stops."""
+    data: DataConfig = DataConfig()
+    codec: CodecConfig = CodecConfig()
+    objective: ObjectiveConfig = ObjectiveConfig()
+    optimizer: OptimizerConfig = OptimizerConfig()
+    ema: EmaConfig = EmaConfig()
+    checkpoint: CheckpointConfig = CheckpointConfig()
+    preview: PreviewConfig = PreviewConfig()
+    backbone: presets.Backbone = presets.backbone("ViT5-XL/2")
+
+    def __post_init__(self) -> None:
+        check_train(self)
+
+
+@dataclass(frozen=True)
+class SamplerConfig:
+    """How noise becomes images."""
+
+    checkpoint: str
+    """Checkpoint folder, a run folder, or its file `latest`."""
+    weights: str = "ema"
+    """raw, ema (the slowest average), or ema_DECAY such as ema_0.9999."""
+    method: str = "heun"
+    """Fixed-step solver: euler or heun."""
+    steps: int = 50
+    """Integration intervals between t = 0 and t = 1."""
+    guidance_scale: float = 1.0
+    """Classifier-free guidance on all channels; 1 is off and costs half."""
+    batch_size: int = 64
+    """Images per network call and process."""
+    precision: Literal["bf16", "fp32"] = "fp32"
+    """Precision of matrix products; the sampler's state is fp32."""
+    seed: int = 0
+    """Image i starts from the noise of (seed, i), whatever the batch or process."""
+    codec_path: str | None = None
+    """Folder of the autoencoder, if it is not where training found it."""
+
+    def __post_init__(self) -> None:
+        check_sampler(self)
+
+
+@dataclass(frozen=True)
+class GridConfig(SamplerConfig):
+    """Draw a labelled grid of samples, one row per class."""
+
+    guidance_scale: float = 2.0
+    """Classifier-free guidance on all channels; 1 is off and costs half."""
+    columns: int = 8
+    """Images per class."""
+    classes: tuple[str, ...] = ()
+    """Class names or numbers to draw; none given: the first ten."""
+    out: str | None = None
+    """PNG to write; None: samples/grid_STEP.png in the run folder."""
+
+
+@dataclass(frozen=True)
+class GenerateConfig(SamplerConfig):
+    """Write N samples to samples.npz with a manifest; run again, it makes only what is missing."""
+
+    num_samples: int = 50000
+    """Number of images."""
+    labels: Literal["random", "balanced"] = "random"
+    """Uniformly drawn labels (the ADM protocol), or label i modulo the number of classes."""
+    classes: tuple[str, ...] = ()
+    """Class names or numbers to draw from; none given: all."""
+    out: str | None = None
+    """Folder to write to; None: samples/STEP_N beside the checkpoints."""
+
+
+@dataclass(frozen=True)
+class MetricsConfig:
+    """Compare a set of samples with a reference."""
+
+    samples: Positional[str]
+    """samples.npz (arr_0, uint8, N H W C) or a folder of images."""
+    reference: str
+    """npz (arr_0, or mu and sigma), a folder of images, or a built-in set: digits:held-out."""
+    features: str = "inception"
+    """pixels, or inception (torch-fidelity's InceptionV3, 2048 features)."""
+    floor: str | None = None
+    """A second real set compared with the reference: what a perfect model would score."""
+    agreement: str | None = None
+    """Labelled built-in set; reports how many samples its classifier assigns to the asked class."""
+    inception_weights: str | None = None
+    """File of torch-fidelity's Inception weights, instead of its cache."""
+    batch_size: int = 64
+    """Images per feature batch; the result does not depend on it."""
+    out: str | None = None
+    """JSON to write; None: metrics.json beside the samples."""
+
+
+def check_train(config: TrainConfig) -> None:
+    """Refuses values that no run can have. What needs files or processes is checked later."""
+    at_least_one = ("steps", "batch_size", "accumulation", "log_every", "max_skipped")
+    for field in at_least_one:
+        if getattr(config, field) < 1:
+            raise UserError(f"{field} {getattr(config, field)} must be at least 1")
+    for group, field in (
+        ("checkpoint", "every"),
+        ("checkpoint", "keep"),
+        ("preview", "every"),
+        ("optimizer", "warmup_steps"),
+        ("optimizer", "clip_norm"),
+        ("data", "workers"),
+    ):
+        value = getattr(getattr(config, group), field)
+        if value < 0:
+            raise UserError(f"{group}.{field} {value} must not be negative; 0 switches it off")
+    if not 0 <= config.objective.class_dropout < 1:
+        raise UserError(
+            f"objective.class_dropout {config.objective.class_dropout} must lie in [0, 1)"
+        )
+    bad_decays = [decay for decay in config.ema.decays if not 0 < decay < 1]
+    if bad_decays or not config.ema.decays:
+        raise UserError(f"ema.decays {list(config.ema.decays)} must hold numbers between 0 and 1")
+    if config.name is not None and (not config.name or "/" in config.name or config.name[0] == "."):
+        raise UserError(
+            f"name {config.name!r} must be a plain folder name; use output_dir for paths"
+        )
+
+
+def check_sampler(config: SamplerConfig) -> None:
+    """Refuses counts below one and negative guidance."""
+    for field in ("steps", "batch_size", "num_samples", "columns"):
+        if getattr(config, field, 1) < 1:
+            raise UserError(f"{field} {getattr(config, field)} must be at least 1")
+    if config.guidance_scale < 0:
+        raise UserError(f"guidance_scale {config.guidance_scale} must not be negative; 1 is off")

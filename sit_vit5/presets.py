@@ -1,0 +1,125 @@
+"""Backbones by name: a recipe (what a block is made of), a size and a patch. Imports no torch.
+
+A new recipe or size is one line in `RECIPES` or `SIZES`; `ViT5-XL/2` is recipe, size, patch.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from sit_vit5.errors import UserError, nearest
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """What a block is made of. The defaults are ViT-5's (Wang et al., 2026)."""
+
+    norm: Literal["rms", "layer"] = "rms"
+    """Token norm, without affine parameters because adaLN supplies them."""
+    mlp: Literal["gelu", "gelu_tanh"] = "gelu"
+    """MLP activation: exact erf GELU, or the tanh approximation of DiT and SiT."""
+    layer_scale: Literal["none", "product", "sum"] = "sum"
+    """How LayerScale's gamma meets the adaLN gate: no gamma, gamma * gate, or gamma + gate."""
+    layer_scale_init: float = 1e-4
+    """Initial value of gamma (unit: 1; unused with layer_scale none)."""
+    qk_norm: bool = True
+    """RMS norm of queries and keys per head, with a weight, before the rotation."""
+    qkv_bias: bool = False
+    """Bias of the query, key and value projection."""
+    position: Literal["learned", "sincos", "none"] = "learned"
+    """Absolute position of the patches; learned starts from the sin-cos table."""
+    rope_theta: float | None = 10000.0
+    """Base of the 2D rotary frequencies of the patches; None: not rotated."""
+    registers: int = 4
+    """Number of register tokens after the patches."""
+    register_theta: float | None = 100.0
+    """Base of the rotary frequencies of the registers' own square grid; None: not rotated."""
+
+
+@dataclass(frozen=True)
+class Backbone:
+    """The transformer: size, patch and recipe."""
+
+    width: int = 1152
+    """Channels of a token."""
+    depth: int = 28
+    """Number of blocks."""
+    heads: int = 16
+    """Attention heads."""
+    patch_size: int = 2
+    """Side of a patch in latent pixels."""
+    mlp_ratio: float = 4.0
+    """MLP hidden width as a multiple of the width."""
+    recipe: Recipe = Recipe()
+
+    def __post_init__(self) -> None:
+        check_backbone(self)
+
+
+RECIPES: dict[str, Recipe] = {
+    "ViT5": Recipe(),
+    # Plain SiT (Ma et al., 2024): the DiT block.
+    "SiT": Recipe(
+        norm="layer",
+        mlp="gelu_tanh",
+        layer_scale="none",
+        qk_norm=False,
+        qkv_bias=True,
+        position="sincos",
+        rope_theta=None,
+        registers=0,
+        register_theta=None,
+    ),
+}
+
+# name: (width, depth, heads); S to XL after DiT, SiT and ViT-5, the others for demos and tests.
+SIZES: dict[str, tuple[int, int, int]] = {
+    "Nano": (64, 4, 4),
+    "Micro": (128, 6, 4),
+    "S": (384, 12, 6),
+    "B": (768, 12, 12),
+    "L": (1024, 24, 16),
+    "XL": (1152, 28, 16),
+}
+
+PATCHES = (1, 2, 4, 8)
+
+
+def model_names() -> list[str]:
+    """Every legal name with its patch, such as `ViT5-XL/2`."""
+    return [f"{recipe}-{size}/{p}" for recipe in RECIPES for size in SIZES for p in PATCHES]
+
+
+def backbone(name: str) -> Backbone:
+    """The backbone called `name`, such as `ViT5-XL/2`; without a patch, patch 2."""
+    full_name = name if "/" in name else f"{name}/2"
+    if full_name not in model_names():
+        raise UserError(f"unknown model {name!r}; nearest: {nearest(full_name, model_names())}")
+    recipe, size = full_name.split("/")[0].rsplit("-", 1)
+    width, depth, heads = SIZES[size]
+    patch_size = int(full_name.split("/")[1])
+    return Backbone(width, depth, heads, patch_size=patch_size, recipe=RECIPES[recipe])
+
+
+def check_backbone(config: Backbone) -> None:
+    """Refuses shapes that no block can have."""
+    recipe = config.recipe
+    for field in ("width", "depth", "heads", "patch_size"):
+        if getattr(config, field) < 1:
+            raise UserError(f"backbone.{field} {getattr(config, field)} must be at least 1")
+    if config.width % config.heads:
+        raise UserError(
+            f"backbone.width {config.width} is not divisible by backbone.heads {config.heads}"
+        )
+    rotated = recipe.rope_theta is not None or recipe.register_theta is not None
+    if rotated and (config.width // config.heads) % 4:
+        raise UserError(
+            f"head width {config.width // config.heads} must be divisible by 4 for a 2D rotation; "
+            "change backbone.width or backbone.heads, or set both thetas of the recipe to None"
+        )
+    if recipe.register_theta is not None and round(recipe.registers**0.5) ** 2 != recipe.registers:
+        raise UserError(
+            f"backbone.recipe.registers {recipe.registers} must be a square number to be rotated; "
+            "use 1, 4 or 9, or set backbone.recipe.register-theta to None"
+        )
