@@ -1,0 +1,165 @@
+"""The conditional denoiser: patches, blocks, output layer."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from sit_vit5.errors import UserError
+from sit_vit5.models.block import Block
+from sit_vit5.models.conditioning import Conditioning, Modulation, modulate
+from sit_vit5.models.layers import (
+    TOKEN_NORMS,
+    PatchEmbed,
+    resize_positions,
+    sincos_positions,
+    unpatchify,
+)
+from sit_vit5.models.rope import rotary_table
+from sit_vit5.presets import Backbone
+
+
+class Denoiser(nn.Module):
+    """Prediction at (x_t, t, labels) by a transformer after `backbone`.
+
+    input_size: (h, w) of the latents it is trained at; other sizes divisible by the patch run with
+    rotary tables of their own grid and resampled positions. num_classes 0: unconditional.
+    """
+
+    def __init__(
+        self,
+        backbone: Backbone,
+        *,
+        in_channels: int,
+        input_size: tuple[int, int],
+        num_classes: int,
+    ):
+        super().__init__()
+        if num_classes < 0 or in_channels < 1:
+            raise UserError(
+                f"num_classes {num_classes} must be >= 0, in_channels {in_channels} >= 1"
+            )
+        self.backbone = backbone
+        self.in_channels = in_channels
+        self.input_size = tuple(input_size)
+        self.num_classes = num_classes
+        width, recipe = backbone.width, backbone.recipe
+
+        self.patch_embed = PatchEmbed(in_channels, width, backbone.patch_size)
+        self.positions = self._build_positions()
+        if recipe.registers:
+            self.registers = nn.Parameter(torch.zeros(recipe.registers, width))
+        self.conditioning = Conditioning(width, num_classes)
+        self.blocks = nn.ModuleList(
+            Block(width, backbone.heads, backbone.mlp_ratio, recipe) for _ in range(backbone.depth)
+        )
+        self.final_norm = TOKEN_NORMS[recipe.norm](width)
+        self.final_modulation = Modulation(width, 2)
+        self.final = nn.Linear(width, backbone.patch_size**2 * in_channels)
+        # A plain dict, not a buffer: rebuilt from the configuration, so that loading by any route
+        # (meta device, safetensors) cannot leave it uninitialised.
+        self._rope_tables: dict[tuple, Tensor | None] = {}
+        self.reset_parameters()
+
+    @property
+    def null_label(self) -> int | None:
+        """Label of "no class"; None for an unconditional model."""
+        return self.num_classes or None
+
+    def forward(self, x_t: Tensor, t: Tensor, labels: Tensor | None = None) -> Tensor:
+        """Prediction (B, C, h, w) in fp32.
+
+        x_t: (B, C, h, w), h and w divisible by the patch; t: (B,) in [0, 1]; labels: (B,) in
+        0..num_classes, the last being the null label; not read by an unconditional model.
+        """
+        grid = self.grid(x_t.shape[-2:])
+        patches = grid[0] * grid[1]
+        x = self.patch_embed(x_t)  # (B, N, D)
+        if self.positions is not None:
+            x = x + self._positions_on(grid)
+        if self.backbone.recipe.registers:
+            x = torch.cat([x, self.registers.to(x.dtype).expand(len(x), -1, -1)], dim=1)
+        c = self.conditioning(t, labels)  # (B, D)
+        rope = self.rope(grid, x.device)
+        for block in self.blocks:
+            x = block(x, c, rope)
+        shift, scale = self.final_modulation(c)
+        x = self.final(modulate(self.final_norm(x[:, :patches]), shift, scale))
+        return unpatchify(x, grid, self.backbone.patch_size).float()
+
+    def grid(self, size: tuple[int, int]) -> tuple[int, int]:
+        """Patches per column and row of a latent (h, w)."""
+        p = self.backbone.patch_size
+        for side in size:
+            if side < p or side % p:
+                below = side // p * p
+                legal = f"{below} or {below + p}" if below else f"{p}"
+                raise UserError(
+                    f"latent size {tuple(size)} is not divisible by patch {p}; "
+                    f"use {legal} instead of {side}"
+                )
+        return size[0] // p, size[1] // p
+
+    def rope(self, grid: tuple[int, int], device: torch.device) -> Tensor | None:
+        """The rotary table of patches and registers, built once per grid and device."""
+        key = (grid, device)
+        if key not in self._rope_tables:
+            recipe = self.backbone.recipe
+            table = rotary_table(
+                grid,
+                self.backbone.width // self.backbone.heads,
+                theta=recipe.rope_theta,
+                registers=recipe.registers,
+                register_theta=recipe.register_theta,
+            )
+            self._rope_tables[key] = None if table is None else table.to(device)
+        return self._rope_tables[key]
+
+    def _build_positions(self) -> nn.Parameter | None:
+        grid = self.grid(self.input_size)
+        kind = self.backbone.recipe.position
+        if kind == "none":
+            return None
+        table = torch.empty(grid[0] * grid[1], self.backbone.width)
+        # The fixed table is a parameter without gradient, as in DiT: it is counted and saved.
+        return nn.Parameter(table, requires_grad=kind == "learned")
+
+    def _positions_on(self, grid: tuple[int, int]) -> Tensor:
+        own = self.grid(self.input_size)
+        if grid == own:
+            return self.positions
+        if self.backbone.recipe.position == "sincos":
+            return sincos_positions(grid, self.backbone.width).to(self.positions.device)
+        return resize_positions(self.positions, own, grid)
+
+    @torch.no_grad()
+    def reset_parameters(self) -> None:
+        """SiT's initialisation: Xavier matrices, N(0, 0.02) embeddings, zero modulation and output.
+
+        Registers get N(0, 0.02) and learned positions start from the sin-cos table.
+        """
+        for module in self.modules():
+            if isinstance(module, nn.Linear):
+                nn.init.xavier_uniform_(module.weight)
+                if module.bias is not None:
+                    nn.init.zeros_(module.bias)
+        nn.init.normal_(self.conditioning.time_in.weight, std=0.02)
+        nn.init.normal_(self.conditioning.time_out.weight, std=0.02)
+        if self.conditioning.labels is not None:
+            nn.init.normal_(self.conditioning.labels.weight, std=0.02)
+        if self.backbone.recipe.registers:
+            nn.init.normal_(self.registers, std=0.02)
+        if self.positions is not None and not self.positions.is_meta:
+            table = sincos_positions(self.grid(self.input_size), self.backbone.width)
+            self.positions.copy_(table)
+        zeroed = [block.modulation for block in self.blocks] + [self.final_modulation]
+        for linear in [modulation.linear for modulation in zeroed] + [self.final]:
+            nn.init.zeros_(linear.weight)
+            nn.init.zeros_(linear.bias)
+
+
+def check_labels(labels: Tensor | list[int], num_classes: int) -> None:
+    """Refuses labels outside 0..num_classes-1 on the host, where the message is readable."""
+    for label in torch.as_tensor(labels).unique().tolist():
+        if not 0 <= label < num_classes:
+            raise UserError(f"label {label} is not in 0..{num_classes - 1}")
