@@ -1,0 +1,69 @@
+"""Stable Diffusion's autoencoder by diffusers, with the scale of DiT and SiT."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+
+import torch
+from torch import Tensor
+
+from sit_vit5.errors import UserError
+
+
+class AutoencoderKLCodec:
+    """latents = scale * (mean + std * noise); runs in fp32 (fp16 encoders return NaN, row D10)."""
+
+    draws_noise = True
+
+    def __init__(self, source: str):
+        # Imported here: diffusers takes seconds, and pixels need none of it.
+        from diffusers import AutoencoderKL
+
+        logging.getLogger("diffusers").setLevel(logging.ERROR)
+        try:
+            vae = AutoencoderKL.from_pretrained(source, use_safetensors=True)
+        except Exception as error:  # diffusers raises OSError, ValueError, hub and HTTP errors
+            first_line = str(error).splitlines()[0] if str(error) else type(error).__name__
+            raise UserError(
+                f"cannot load the autoencoder {source!r} ({first_line}); give a local folder with "
+                "--codec.path (sampling: --codec-path), or train on pixels: --codec.name identity"
+            ) from None
+        self.vae = vae.float().eval().requires_grad_(False)
+        self.scale = vae.config.scaling_factor
+        self.factor = 2 ** (len(vae.config.block_out_channels) - 1)
+        self.identity = {"name": "autoencoder_kl", "scale": self.scale, "sha256": _digest(vae)}
+
+    def latent_shape(self, image_shape: tuple[int, int, int]) -> tuple[int, int, int]:
+        """(C, H, W) of an image to (c, h, w) of its latents."""
+        _, height, width = image_shape
+        return self.vae.config.latent_channels, height // self.factor, width // self.factor
+
+    def image_shape(self, latent_shape: tuple[int, int, int]) -> tuple[int, int, int]:
+        """(c, h, w) of latents to (H, W, C) of the decoded image."""
+        _, height, width = latent_shape
+        return height * self.factor, width * self.factor, self.vae.config.out_channels
+
+    @torch.no_grad()
+    def encode(self, images: Tensor, noise: Tensor) -> Tensor:
+        """A draw of the posterior with the given standard normal noise (latent shape)."""
+        self.vae.to(images.device)
+        posterior = self.vae.encode(images.float()).latent_dist
+        latents = self.scale * (posterior.mean + posterior.std * noise)
+        if not latents.isfinite().all():
+            raise UserError("the autoencoder returned non-finite latents; check its weights")
+        return latents
+
+    @torch.no_grad()
+    def decode(self, latents: Tensor) -> Tensor:
+        self.vae.to(latents.device)
+        return self.vae.decode(latents.float() / self.scale).sample
+
+
+def _digest(vae: torch.nn.Module) -> str:
+    """SHA-256 of the weights, so that another autoencoder is noticed (row D8)."""
+    digest = hashlib.sha256()
+    for name, tensor in sorted(vae.state_dict().items()):
+        digest.update(name.encode())
+        digest.update(tensor.contiguous().numpy().tobytes())
+    return digest.hexdigest()

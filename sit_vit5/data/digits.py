@@ -1,0 +1,44 @@
+"""The built-in digits: 1,797 real 8x8 scans (UCI optdigits) in scikit-learn's wheel."""
+
+from __future__ import annotations
+
+import hashlib
+
+import numpy as np
+
+from sit_vit5 import rng
+from sit_vit5.errors import UserError
+
+HELD_OUT = 360  # a fifth
+
+
+class Digits:
+    """One of two fixed parts, drawn at random once: `train` (1,437), `held-out` (360)."""
+
+    kind = "images"
+
+    def __init__(self, split: str, *, image_size: int = 8, unconditional: bool = False):
+        if image_size != 8:
+            raise UserError(f"data.image_size {image_size} does not fit digits; use 8")
+        if split not in ("train", "held-out"):
+            raise UserError(f"digits has no split {split!r}; use train or held-out")
+        # Imported here: scikit-learn takes a second.
+        from sklearn.datasets import load_digits
+
+        scans = load_digits()
+        order = rng.generator(0, "digits split").permutation(len(scans.target))
+        chosen = order[HELD_OUT:] if split == "train" else order[:HELD_OUT]
+        grey = np.rint(scans.images[chosen] * (255 / 16)).astype(np.uint8)  # 17 levels, 0..16
+        self.images = grey[..., None]
+        self.labels = scans.target[chosen]
+        self.item_shape = (1, 8, 8)
+        self.class_names = () if unconditional else tuple(str(digit) for digit in range(10))
+        digest = hashlib.sha256(self.images.tobytes() + self.labels.tobytes()).hexdigest()
+        self.identity = {"source": f"digits:{split}", "count": len(chosen), "sha256": digest}
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def load(self, index: int, *, mirror: bool = False) -> tuple[np.ndarray, int]:
+        image = self.images[index]
+        return image[:, ::-1] if mirror else image, int(self.labels[index])

@@ -1,0 +1,64 @@
+"""Files to uint8 RGB arrays, and ADM's centre crop: the one place where a file becomes pixels."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+from PIL import Image, ImageFile, UnidentifiedImageError
+
+EXTENSIONS = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".tif", ".tiff", ".gif", ".ppm")
+
+
+class BadImage(Exception):
+    """A file that cannot be decoded."""
+
+    def __init__(self, path: Path, reason: str):
+        super().__init__(path, reason)  # both, so that it survives the way from a worker process
+        self.path, self.reason = path, reason
+
+    def __str__(self) -> str:
+        return f"{self.path}: cannot be decoded ({self.reason})"
+
+
+def read_rgb(path: Path) -> Image.Image:
+    """The image in RGB as stored: alpha is dropped and EXIF orientation not applied (as ADM)."""
+    try:
+        with Image.open(path) as image:
+            image.load()
+            return to_rgb(image)
+    except (UnidentifiedImageError, OSError, SyntaxError, ValueError, EOFError) as error:
+        raise BadImage(path, str(error) or type(error).__name__) from None
+    except Image.DecompressionBombError as error:
+        raise BadImage(path, str(error)) from None
+
+
+def to_rgb(image: Image.Image) -> Image.Image:
+    """Any mode to RGB. 16-bit greys are scaled: Pillow's own conversion clips them to white."""
+    if image.mode.startswith("I"):
+        grey = np.asarray(image).astype(np.int64)
+        if grey.min() < 0 or grey.max() > 65535:
+            raise ValueError(f"grey values {grey.min()}..{grey.max()} are outside 16 bits")
+        return Image.fromarray((grey // 257).astype(np.uint8)).convert("RGB")
+    if image.mode == "F":
+        raise ValueError("floating-point image; save it as 8- or 16-bit")
+    return image.convert("RGB")
+
+
+def center_crop(image: Image.Image, size: int) -> np.ndarray:
+    """ADM's crop, uint8 (size, size, 3): halve by box while twice too large, bicubic, centre.
+
+    Dhariwal and Nichol (2021), guided-diffusion's `center_crop_arr`; DiT and SiT use the same.
+    """
+    while min(image.size) >= 2 * size:
+        image = image.resize((image.width // 2, image.height // 2), Image.Resampling.BOX)
+    scale = size / min(image.size)
+    image = image.resize(
+        (round(image.width * scale), round(image.height * scale)), Image.Resampling.BICUBIC
+    )
+    left, top = (image.width - size) // 2, (image.height - size) // 2
+    return np.asarray(image)[top : top + size, left : left + size]
+
+
+# A truncated file is an error with a name, never a half-grey picture.
+ImageFile.LOAD_TRUNCATED_IMAGES = False

@@ -1,0 +1,1 @@
+"""Paths between noise and data, the distribution of t, and the loss."""
