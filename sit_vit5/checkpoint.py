@@ -1,0 +1,214 @@
+"""Checkpoint folders: safetensors and JSON, complete or absent.
+
+    step_0001000/model.safetensors  ema_0.9999.safetensors  optimizer.safetensors
+                 config.yaml  state.json
+
+Sampling needs this folder and nothing else (and the autoencoder, if the latents have one).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from sit_vit5 import __version__
+from sit_vit5.cli import dump_config, load_config
+from sit_vit5.config import TrainConfig
+from sit_vit5.errors import UserError
+from sit_vit5.files import sync, write_json, write_text
+from sit_vit5.models.denoiser import Denoiser
+from sit_vit5.run_folder import (
+    CHECKPOINTS,
+    CONFIG_FILE,
+    LATEST_FILE,
+    STATE_FILE,
+    checkpoint_steps,
+    find_checkpoint,
+    last_good_checkpoint,
+    step_name,
+)
+
+SCHEMA = 1
+MODEL_FILE = "model.safetensors"
+OPTIMIZER_FILE = "optimizer.safetensors"
+
+
+@dataclass(frozen=True)
+class State:
+    """Everything about a checkpoint that is neither weights nor configuration."""
+
+    step: int
+    images_seen: int
+    skipped_steps: int
+    skipped_in_a_row: int
+    in_channels: int
+    input_size: tuple[int, int]
+    class_names: tuple[str, ...]
+    data: dict
+    codec: dict
+    schema: int = SCHEMA
+    versions: dict = field(
+        default_factory=lambda: {"sit_vit5": __version__, "torch": torch.__version__}
+    )
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A checkpoint on disk, its small files read."""
+
+    folder: Path
+    config: TrainConfig
+    state: State
+
+    def weights(self, name: str = "raw") -> dict[str, Tensor]:
+        """Weights on the CPU: raw, ema (the slowest average), or ema_DECAY."""
+        return _load(self.folder / self.weights_file(name))
+
+    def optimizer(self) -> dict[str, Tensor]:
+        """The optimizer's state as named tensors."""
+        return _load(self.folder / OPTIMIZER_FILE)
+
+    def weights_file(self, name: str) -> str:
+        """File of the weights called `name`."""
+        averages = [f"ema_{decay}" for decay in self.config.ema.decays]
+        if name == "raw":
+            return MODEL_FILE
+        if name == "ema":
+            return f"ema_{max(self.config.ema.decays)}.safetensors"
+        if name not in averages:
+            raise UserError(
+                f"weights {name!r} are not in {self.folder}; use raw, ema or {', '.join(averages)}"
+            )
+        return f"{name}.safetensors"
+
+    def denoiser(self, weights: str | None = None) -> Denoiser:
+        """The network, with its own initial values or with the weights called `weights`."""
+        model = Denoiser(
+            self.config.backbone,
+            in_channels=self.state.in_channels,
+            input_size=self.state.input_size,
+            num_classes=len(self.state.class_names),
+        )
+        if weights is not None:
+            load_weights(model, self.weights(weights), self.folder)
+        return model
+
+
+def save_checkpoint(
+    run: Path,
+    state: State,
+    config: TrainConfig,
+    *,
+    model: dict[str, Tensor],
+    averages: dict[float, dict[str, Tensor]],
+    optimizer: dict[str, Tensor],
+) -> Path:
+    """Writes `step_N` in one step and points `latest` to it; on any error the old ones remain."""
+    target = run / CHECKPOINTS / step_name(state.step)
+    partial = target.with_name(target.name + ".partial")
+    files = {MODEL_FILE: model, OPTIMIZER_FILE: optimizer}
+    files |= {f"ema_{decay}.safetensors": average for decay, average in averages.items()}
+    try:
+        shutil.rmtree(partial, ignore_errors=True)
+        partial.mkdir(parents=True)
+        for name, tensors in files.items():
+            save_file({key: t.contiguous() for key, t in tensors.items()}, partial / name)
+            sync(partial / name)
+        write_text(partial / CONFIG_FILE, dump_config(config))
+        write_json(partial / STATE_FILE, asdict(state))
+        if (
+            target.exists()
+        ):  # left by a kill between the rename and the pointer: same run, same step
+            shutil.rmtree(target)
+        os.replace(partial, target)
+        sync(target.parent)
+        write_text(run / LATEST_FILE, f"{CHECKPOINTS}/{target.name}\n")
+    except (OSError, SafetensorError) as error:
+        shutil.rmtree(partial, ignore_errors=True)
+        (run / (LATEST_FILE + ".partial")).unlink(missing_ok=True)
+        raise UserError(
+            f"cannot save the checkpoint of step {state.step}: {error}; last good checkpoint: "
+            f"{last_good_checkpoint(run)}; free disk space, then continue with --resume {run}"
+        ) from None
+    return target
+
+
+def prune_checkpoints(run: Path, keep: int) -> None:
+    """Removes all but the newest `keep` checkpoints, by number; 0 keeps all."""
+    steps = checkpoint_steps(run)
+    for step in list(steps)[:-keep] if keep else []:
+        shutil.rmtree(steps[step], ignore_errors=True)
+
+
+def open_checkpoint(path: str | Path) -> Checkpoint:
+    """The checkpoint behind a path (see `find_checkpoint`), checked for completeness."""
+    folder = find_checkpoint(path)
+    try:
+        raw = json.loads((folder / STATE_FILE).read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise UserError(f"{folder / STATE_FILE} cannot be read: {error}") from None
+    if not isinstance(raw, dict) or raw.get("schema") != SCHEMA:
+        found = raw.get("schema") if isinstance(raw, dict) else None
+        raise UserError(
+            f"{folder} has checkpoint schema {found}, this version reads {SCHEMA}; "
+            "use the version that wrote it"
+        )
+    try:
+        state = State(**raw | {key: tuple(raw[key]) for key in ("input_size", "class_names")})
+    except (KeyError, TypeError) as error:
+        raise UserError(f"{folder / STATE_FILE} is not a checkpoint's state: {error}") from None
+    checkpoint = Checkpoint(folder, load_config(folder / CONFIG_FILE), state)
+    averages = [checkpoint.weights_file(f"ema_{decay}") for decay in checkpoint.config.ema.decays]
+    for name in [MODEL_FILE, *averages]:
+        _check_file(folder / name)
+    return checkpoint
+
+
+def load_weights(model: Denoiser, weights: dict[str, Tensor], source: Path) -> None:
+    """Loads all weights or says briefly which names or shapes do not fit."""
+    own = model.state_dict()
+    wrong = sorted(own.keys() ^ weights.keys())
+    wrong += [key for key in own if key in weights and own[key].shape != weights[key].shape]
+    if wrong:
+        raise UserError(f"weights of {source} do not fit the model: {', '.join(wrong[:5])}")
+    model.load_state_dict(weights)
+
+
+def init_weights(model: Denoiser, checkpoint: Checkpoint) -> tuple[int, list[str]]:
+    """Copies the averaged weights that fit by name and shape: how many, and what was left."""
+    weights, own = checkpoint.weights("ema"), model.state_dict()
+    fitting = {
+        key: tensor
+        for key, tensor in weights.items()
+        if key in own and own[key].shape == tensor.shape
+    }
+    left = [key for key in own if key not in fitting]
+    if not fitting:
+        raise UserError(f"no weight of {checkpoint.folder} fits the model; check --model")
+    model.load_state_dict(own | fitting)
+    return len(fitting), left
+
+
+def _check_file(path: Path) -> None:
+    """Refuses a missing or truncated safetensors file; reads only its header."""
+    try:
+        with safe_open(path, framework="pt"):
+            pass
+    except (OSError, SafetensorError) as error:
+        raise UserError(
+            f"checkpoint file {path} is missing or truncated ({error}); "
+            "use another checkpoint of the run"
+        ) from None
+
+
+def _load(path: Path) -> dict[str, Tensor]:
+    _check_file(path)
+    return load_file(path, device="cpu")

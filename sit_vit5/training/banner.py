@@ -1,0 +1,53 @@
+"""What a run says before its first step."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from sit_vit5.cli import dump_config
+
+if TYPE_CHECKING:
+    from sit_vit5.training.trainer import Trainer
+
+
+def banner(trainer: Trainer) -> list[str]:
+    """The resolved configuration and the facts that follow from it."""
+    config, plan, source = trainer.config, trainer.plan, trainer.source
+    parameters = sum(p.numel() for p in trainer.model.parameters())
+    shape = " x ".join(map(str, trainer.latent_shape))
+    classes = _class_list(source.class_names)
+    return [
+        dump_config(config).rstrip(),
+        "",
+        f"run: {trainer.run_folder}, from step {trainer.step} to {config.steps}",
+        f"model: {config.model}, {parameters:,} parameters, input {shape}",
+        f"data: {len(source):,} images, {classes}",
+        f"batch: {plan.micro_batch_size} per forward pass x {plan.processes} processes x "
+        f"{plan.accumulation} accumulation steps = {config.batch_size} images per step, "
+        f"{math.ceil(len(source) / config.batch_size):,} steps per epoch",
+        f"precision: {config.precision} matrix products, TF32 off, "
+        f"{'compiled' if config.compile else 'eager'} blocks, torch {torch.__version__} on "
+        f"{trainer.device}",
+    ]
+
+
+def check_first_latents(latents: Tensor) -> list[str]:
+    """A warning if the first latents are far from unit scale: a codec or cache is wrong (T28)."""
+    std = latents.std().item()
+    if 0.5 <= std <= 2:
+        return []
+    return [
+        f"warning: the first latents have standard deviation {std:.3f}, expected 0.5 to 2; "
+        "check the codec's scale and look at the data"
+    ]
+
+
+def _class_list(names: tuple[str, ...]) -> str:
+    if not names:
+        return "unconditional"
+    shown = ", ".join(f"{label} {name}" for label, name in enumerate(names[:5]))
+    return f"{len(names)} classes ({shown}{', ...' if len(names) > 5 else ''})"

@@ -1,0 +1,69 @@
+"""The loss of one micro-batch, with every random number a function of (seed, step, place)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from sit_vit5 import rng
+from sit_vit5.codecs import Codec
+from sit_vit5.config import ObjectiveConfig
+from sit_vit5.data.loader import Batch
+from sit_vit5.distributed import BatchPlan
+from sit_vit5.flow.loss import drop_labels, flow_loss
+from sit_vit5.flow.times import TIMES
+
+
+@dataclass(frozen=True)
+class Objective:
+    """What turns a micro-batch into losses; holds no state."""
+
+    config: ObjectiveConfig
+    codec: Codec
+    plan: BatchPlan
+    seed: int
+    latent_shape: tuple[int, int, int]
+    null_label: int | None
+
+    def latents(self, batch: Batch, step: int, micro: int, device: torch.device) -> Tensor:
+        """Latents of the micro-batch on the device; the codec's own noise is keyed like ours."""
+        noise = None
+        if self.codec.draws_noise:
+            noise = self._normal("posterior", step, micro).to(device)
+        return self.codec.encode(batch.images.to(device, non_blocking=True), noise)
+
+    def loss(
+        self, model: nn.Module, latents: Tensor, labels: Tensor, *, step: int, micro: int
+    ) -> Tensor:
+        """Loss per sample, (b,), fp32."""
+        device, places = latents.device, self.plan.indices(micro)
+        u = self._uniform("time", step)[places.start : places.stop].to(device)
+        return flow_loss(
+            model,
+            latents,
+            noise=self._normal("noise", step, micro).to(device),
+            t=TIMES[self.config.times](u),
+            labels=self._labels(labels, step, places).to(device),
+            interpolant=self.config.interpolant,
+        )
+
+    def _labels(self, labels: Tensor, step: int, places: range) -> Tensor:
+        if self.null_label is None:
+            return labels
+        return drop_labels(
+            labels,
+            self._uniform("class dropout", step)[places.start : places.stop],
+            class_dropout=self.config.class_dropout,
+            null_label=self.null_label,
+        )
+
+    def _normal(self, purpose: str, step: int, micro: int) -> Tensor:
+        places = self.plan.indices(micro)
+        return torch.from_numpy(
+            rng.normal(self.seed, purpose, self.latent_shape, step=step, indices=places)
+        )
+
+    def _uniform(self, purpose: str, step: int) -> Tensor:
+        return torch.from_numpy(rng.uniform(self.seed, purpose, self.plan.batch_size, step=step))

@@ -1,0 +1,56 @@
+"""AdamW and its learning rate; the state as plain named tensors."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from sit_vit5.config import OptimizerConfig
+from sit_vit5.errors import UserError
+
+
+def build_optimizer(model: nn.Module, config: OptimizerConfig) -> torch.optim.AdamW:
+    """Fused AdamW over the trainable fp32 weights."""
+    trainable = [p for p in model.parameters() if p.requires_grad]
+    low = {p.dtype for p in trainable} - {torch.float32}
+    if low:
+        raise UserError(f"trainable weights must be fp32, found {low}; use --precision for bf16")
+    return torch.optim.AdamW(
+        trainable,
+        lr=config.lr,
+        betas=config.betas,
+        eps=config.eps,
+        weight_decay=config.weight_decay,
+        fused=True,
+    )
+
+
+def learning_rate(config: OptimizerConfig, step: int) -> float:
+    """Rate of optimizer step `step` (from 0): linear warm-up, then constant."""
+    return config.lr * min(1.0, (step + 1) / max(config.warmup_steps, 1))
+
+
+def optimizer_tensors(optimizer: torch.optim.Optimizer, model: nn.Module) -> dict[str, Tensor]:
+    """The state as `exp_avg.NAME`, `exp_avg_sq.NAME`, `step.NAME`; empty before the first step."""
+    return {
+        f"{kind}.{name}": tensor
+        for name, parameter in model.named_parameters()
+        for kind, tensor in optimizer.state.get(parameter, {}).items()
+    }
+
+
+def load_optimizer_tensors(
+    optimizer: torch.optim.Optimizer, model: nn.Module, tensors: dict[str, Tensor]
+) -> None:
+    """Puts back what `optimizer_tensors` gave; every trainable weight must be covered or none."""
+    for name, parameter in model.named_parameters():
+        state = {
+            kind: tensors[f"{kind}.{name}"]
+            for kind in ("step", "exp_avg", "exp_avg_sq")
+            if f"{kind}.{name}" in tensors
+        }
+        if tensors and parameter.requires_grad and len(state) != 3:
+            raise UserError(f"the checkpoint's optimizer state lacks {name}")
+        if state:
+            on_device = {kind: tensor.to(parameter.device) for kind, tensor in state.items()}
+            optimizer.state[parameter] = on_device

@@ -1,0 +1,81 @@
+"""Opening a run folder: a new one, or one that goes on."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+from sit_vit5.checkpoint import Checkpoint
+from sit_vit5.cli import differences, dump_config
+from sit_vit5.config import TrainConfig
+from sit_vit5.data import Source
+from sit_vit5.errors import UserError
+from sit_vit5.files import write_text
+from sit_vit5.run_folder import CONFIG_FILE, checkpoint_steps, run_of, step_name
+
+# A run is these values: another one starts with --init-from.
+FIXED_ON_RESUME = ("backbone", "codec", "objective", "ema", "seed", "batch_size")
+
+
+def run_folder(config: TrainConfig, resume: Checkpoint | None) -> Path:
+    """The run's folder: where the checkpoint lies, or output_dir/name."""
+    if resume is not None:
+        return run_of(resume.folder)
+    source = config.data.source or Path(config.data.path or "data").name
+    return Path(config.output_dir) / (config.name or f"{config.model.replace('/', '-')}-{source}")
+
+
+def check_new(run: Path) -> None:
+    """Refuses the folder of another run."""
+    if (run / CONFIG_FILE).exists() or checkpoint_steps(run):
+        steps = list(checkpoint_steps(run))
+        reached = f"at step {steps[-1]}" if steps else "without a checkpoint"
+        raise UserError(
+            f"{run} holds another run, {reached}; continue it with --resume {run}, choose another "
+            "--name, or remove the folder"
+        )
+
+
+def check_resume(run: Path, resume: Checkpoint, config: TrainConfig, source: Source) -> None:
+    """Refuses a changed model, objective or data set, and a rewind over newer checkpoints."""
+    fixed = {name: getattr(config, name) for name in FIXED_ON_RESUME}
+    changed = differences(resume.config, replace(resume.config, **fixed))
+    if changed:
+        raise UserError(
+            f"--resume continues the same run, but {'; '.join(changed)}; "
+            "start a new run with --init-from to change this"
+        )
+    if resume.state.data != source.identity or resume.state.class_names != source.class_names:
+        raise UserError(
+            f"--resume found other data than the run was trained on: {resume.state.data}, "
+            f"now {source.identity}; start a new run with --init-from"
+        )
+    newest = max(checkpoint_steps(run), default=resume.state.step)
+    if newest > resume.state.step and resume.folder.name != latest_name(run):
+        raise UserError(
+            f"{resume.folder} is not the newest checkpoint of its run ({step_name(newest)}); "
+            "resume the run folder, or branch off with --init-from"
+        )
+
+
+def latest_name(run: Path) -> str:
+    """Name of the checkpoint that `latest` points to; empty without one."""
+    pointer = run / "latest"
+    return Path(pointer.read_text(encoding="utf-8").strip()).name if pointer.is_file() else ""
+
+
+def check_image_size(size: int, factor: int, patch_size: int) -> None:
+    """Refuses a size whose latents do not split into patches; names the nearest that do."""
+    multiple = factor * patch_size
+    if size % multiple:
+        below = size // multiple * multiple
+        legal = f"{below} or {below + multiple}" if below else f"{multiple}"
+        raise UserError(
+            f"data.image_size {size} is not divisible by {multiple} (codec factor {factor} x patch "
+            f"{patch_size}); use {legal}"
+        )
+
+
+def write_config(run: Path, config: TrainConfig) -> None:
+    """Saves the resolved configuration in the run folder."""
+    write_text(run / CONFIG_FILE, dump_config(config))

@@ -1,0 +1,139 @@
+"""What a run tells: lines on the screen, metrics.jsonl, loss.png."""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+import time
+from datetime import timedelta
+from pathlib import Path
+
+from tqdm import tqdm
+
+from sit_vit5.config import TrainConfig
+from sit_vit5.run_folder import METRICS_FILE
+
+LOSS_PLOT = "loss.png"
+BAD_IMAGES = "bad_images.txt"
+
+
+class RunLog:
+    """Writes for one run; built on the main process only."""
+
+    def __init__(self, run: Path, config: TrainConfig, *, first_step: int):
+        self.run, self.steps, self.batch_size = run, config.steps, config.batch_size
+        self.path = run / METRICS_FILE
+        self._drop_rows_after(first_step)
+        self.bar = tqdm(
+            total=self.steps, initial=first_step, unit="step", disable=None, leave=False
+        )
+        self._timed_steps, self._timed_seconds = 0, 0.0
+
+    def say(self, text: str) -> None:
+        """A line above the progress bar."""
+        tqdm.write(text, file=sys.stdout)
+        sys.stdout.flush()
+
+    def step_done(self, seconds: float) -> None:
+        """Counts a training step and its duration, without saving and drawing."""
+        self.bar.update(1)
+        self._timed_steps += 1
+        self._timed_seconds += seconds
+
+    def metrics(
+        self,
+        *,
+        step: int,
+        epoch: float,
+        loss: float | None,
+        grad_norm: float,
+        lr: float,
+        skipped_steps: int,
+    ) -> None:
+        """Appends a row to metrics.jsonl and prints it; loss None: every step was skipped.
+
+        Adds images/s since the last row, without the time of saving and drawing.
+        """
+        seconds_per_step = self._timed_seconds / max(self._timed_steps, 1)
+        self._timed_steps, self._timed_seconds = 0, 0.0
+        rate = self.batch_size / seconds_per_step
+        row = {
+            "step": step,
+            "epoch": round(epoch, 4),
+            "images": step * self.batch_size,
+            "loss": loss,
+            "grad_norm": grad_norm if math.isfinite(grad_norm) else None,
+            "lr": lr,
+            "skipped_steps": skipped_steps,
+            "images_per_second": round(rate, 2),
+            "unix_time": round(time.time(), 1),
+        }
+        with self.path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(row) + "\n")
+        eta = timedelta(seconds=round(seconds_per_step * (self.steps - step)))
+        shown_loss = "not finite" if loss is None else f"{loss:.4f}"
+        skipped = f"  skipped {skipped_steps}" if skipped_steps else ""
+        self.say(
+            f"step {step}/{self.steps}  epoch {epoch:.2f}  loss {shown_loss}  "
+            f"grad norm {grad_norm:.3f}  lr {lr:.1e}  {rate:,.0f} images/s{skipped}  ETA {eta}"
+        )
+
+    def draw_loss(self) -> None:
+        """Redraws loss.png from metrics.jsonl."""
+        rows = [row for row in self._rows() if row["loss"] is not None]
+        if not rows:
+            return
+        # Imported here: matplotlib takes a second; Figure needs no display and no global state.
+        from matplotlib.figure import Figure
+
+        figure = Figure(figsize=(7, 4), layout="constrained")
+        loss_axis = figure.subplots()
+        steps = [row["step"] for row in rows]
+        loss_axis.plot(steps, [row["loss"] for row in rows], color="tab:blue", label="loss")
+        loss_axis.set(xlabel="step", ylabel="velocity loss (mean over the interval)")
+        loss_axis.grid(alpha=0.3)
+        norm_axis = loss_axis.twinx()
+        norm_axis.plot(steps, [row["grad_norm"] for row in rows], color="tab:orange", alpha=0.5)
+        norm_axis.set(ylabel="gradient norm before clipping", yscale="log")
+        figure.legend(handles=loss_axis.lines + norm_axis.lines, labels=["loss", "gradient norm"])
+        partial = self.run / (LOSS_PLOT + ".partial")
+        figure.savefig(partial, format="png", dpi=110)
+        partial.replace(self.run / LOSS_PLOT)
+
+    def close(self) -> None:
+        """Takes the bar off the screen."""
+        self.bar.close()
+
+    def _rows(self) -> list[dict]:
+        if not self.path.is_file():
+            return []
+        lines = self.path.read_text(encoding="utf-8").splitlines()
+        rows = []
+        for line in lines:
+            try:
+                rows.append(json.loads(line))
+            except ValueError:  # the tail of a line that a kill cut off
+                continue
+        return rows
+
+    def _drop_rows_after(self, step: int) -> None:
+        """A resumed run writes the steps after its checkpoint again: no step stands twice."""
+        kept = [row for row in self._rows() if row["step"] <= step]
+        if self.path.is_file():
+            self.path.write_text("".join(json.dumps(row) + "\n" for row in kept), encoding="utf-8")
+
+
+def report_bad_images(run: Path, bad: list[str]) -> list[str]:
+    """Adds files that could not be decoded to bad_images.txt; a line to say if any was new.
+
+    Every rank appends for itself: a short append is one write and does not mix with another's.
+    """
+    path = run / BAD_IMAGES
+    known = set(path.read_text(encoding="utf-8").splitlines()) if path.exists() else set()
+    new = sorted(set(bad) - known)
+    if not new:
+        return []
+    with path.open("a", encoding="utf-8") as file:
+        file.write("".join(line + "\n" for line in new))
+    return [f"warning: {len(known) + len(new)} bad images skipped so far, listed in {path}"]

@@ -1,0 +1,29 @@
+"""Trains a flow-matching model: `python train_sit.py --config configs/digits.yaml`."""
+
+from sit_vit5.cli import parse_train, run
+
+
+def main(argv: list[str]) -> int:
+    """Parse, build, run. The heavy imports wait until the options are known to be good."""
+    config, checkpoint = parse_train(argv)
+
+    from sit_vit5.checkpoint import open_checkpoint
+    from sit_vit5.codecs import build_codec
+    from sit_vit5.data import build_source
+    from sit_vit5.sampling.preview import GridPreview
+    from sit_vit5.training.trainer import Trainer
+
+    source = build_source(config.data)
+    codec = build_codec(config.codec.name, config.codec.path)
+    trainer = Trainer(
+        config,
+        source,
+        codec,
+        preview=GridPreview(config.preview, codec, source.class_names, seed=config.seed),
+        resume=open_checkpoint(checkpoint) if checkpoint else None,
+    )
+    return trainer.run()
+
+
+if __name__ == "__main__":
+    run(main)
