@@ -1,0 +1,41 @@
+"""Draws a labelled grid of samples: `python sample/grid.py --checkpoint runs/digits/latest`."""
+
+from pathlib import Path
+
+from sit_vit5.cli import parse, run
+from sit_vit5.config import GridConfig
+
+
+def main(argv: list[str]) -> None:
+    """Parse, load, draw, save; the last line is the picture's path."""
+    options = parse(GridConfig, argv)
+
+    from sit_vit5.distributed import join_processes
+    from sit_vit5.run_folder import SAMPLES, run_of, step_name
+    from sit_vit5.sampling.generator import find_classes
+    from sit_vit5.sampling.grid import sample_grid
+    from sit_vit5.sampling.load import load
+
+    processes = join_processes()
+    loaded = load(options, processes.device)
+    wanted = find_classes(options.classes, loaded.class_names)
+    step = loaded.checkpoint.state.step
+    grid = sample_grid(
+        {f"step {step}, {options.weights}, guidance {options.guidance_scale:g}": loaded.model},
+        loaded.codec,
+        classes=wanted if options.classes else wanted[:10],
+        class_names=loaded.class_names,
+        columns=options.columns,
+        settings=loaded.settings,
+        batch_size=options.batch_size,
+        progress=True,
+    )
+    run_folder = run_of(loaded.checkpoint.folder)
+    out = Path(options.out or run_folder / SAMPLES / f"grid_{step_name(step)}.png")
+    out.parent.mkdir(parents=True, exist_ok=True)
+    grid.save(out)
+    print(out)
+
+
+if __name__ == "__main__":
+    run(main)

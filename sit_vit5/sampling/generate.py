@@ -1,0 +1,149 @@
+"""Filling a sample set on any number of processes."""
+
+from __future__ import annotations
+
+import time
+from contextlib import ExitStack
+from dataclasses import asdict
+from pathlib import Path
+
+import numpy as np
+import torch
+from tqdm import tqdm
+
+from sit_vit5 import __version__
+from sit_vit5.config import GenerateConfig
+from sit_vit5.distributed import Processes
+from sit_vit5.files import lock
+from sit_vit5.run_folder import SAMPLES, run_of, step_name
+from sit_vit5.sampling.generator import choose_labels, find_classes, sample_images
+from sit_vit5.sampling.load import Loaded, file_hash, load
+from sit_vit5.sampling.sample_set import SampleSet
+
+
+def generate(options: GenerateConfig, processes: Processes) -> Path:
+    """Makes the missing images of the set, packs it on the main process, prints its path.
+
+    Images are made in fixed groups of batch_size consecutive indices, the last one padded: a group
+    gives the same bits whatever was made before, and whichever process makes it.
+    """
+    loaded = load(options, processes.device)
+    folder = Path(options.out) if options.out else _default_folder(options, loaded)
+    classes = find_classes(options.classes, loaded.class_names) if loaded.class_names else []
+    samples = SampleSet(
+        folder,
+        _settings(options, loaded, classes),
+        count=options.num_samples,
+        shape=_image_shape(loaded),
+    )
+    with ExitStack() as held:
+        complete = False
+        if processes.is_main:
+            held.enter_context(lock(folder, "sampling run"))
+            complete = samples.prepare()
+            if complete:
+                print(f"complete already, made with the same settings: {folder}")
+        processes.wait()
+        if not complete and samples.partial.exists():
+            started = time.time()
+            made = _fill(samples, loaded, options, classes, processes)
+            processes.wait()
+            if processes.is_main:
+                seconds = time.time() - started
+                samples.finish(
+                    _labels(range(options.num_samples), options, classes),
+                    _facts(options, loaded, processes, seconds, made),
+                )
+        if processes.is_main:
+            print(folder / "samples.npz")
+    return folder / "samples.npz"
+
+
+def _fill(
+    samples: SampleSet,
+    loaded: Loaded,
+    options: GenerateConfig,
+    classes: list[int],
+    processes: Processes,
+) -> int:
+    """Makes this process's share of the missing groups; how many images that were."""
+    samples.open()
+    starts = range(0, options.num_samples, options.batch_size)
+    groups = [range(s, min(s + options.batch_size, options.num_samples)) for s in starts]
+    mine = groups[processes.rank :: processes.count]
+    made = 0
+    with tqdm(
+        total=sum(map(len, mine)), unit="image", disable=None if processes.is_main else True
+    ) as bar:
+        for group in mine:
+            if samples.missing(group):
+                padded = range(group.start, group.start + options.batch_size)
+                images = sample_images(
+                    loaded.model,
+                    loaded.codec,
+                    indices=padded,
+                    labels=_labels(padded, options, classes),
+                    settings=loaded.settings,
+                )
+                pixels = images.pixels.numpy()[: len(group)]
+                samples.write(group, pixels, images.evaluations, images.passes)
+                made += len(group)
+                bar.set_postfix(evaluations=images.evaluations, passes=images.passes)
+            bar.update(len(group))
+    return made
+
+
+def _labels(indices: range, options: GenerateConfig, classes: list[int]) -> list[int]:
+    return choose_labels(indices, classes=classes, mode=options.labels, seed=options.seed)
+
+
+def _settings(options: GenerateConfig, loaded: Loaded, classes: list[int]) -> dict:
+    """Everything that decides the images."""
+    checkpoint = loaded.checkpoint
+    weights_file = checkpoint.folder / checkpoint.weights_file(options.weights)
+    return {
+        "weights_sha256": file_hash(weights_file),
+        "weights": weights_file.stem,
+        "step": checkpoint.state.step,
+        "model": checkpoint.config.model,
+        "objective": asdict(checkpoint.config.objective),
+        "sampler": asdict(loaded.settings),
+        "guidance_channels": "all",
+        "num_samples": options.num_samples,
+        "labels": options.labels,
+        "classes": classes,
+        "codec": loaded.codec.identity,
+        "image_shape": list(_image_shape(loaded)),
+    }
+
+
+def _facts(
+    options: GenerateConfig, loaded: Loaded, processes: Processes, seconds: float, made: int
+) -> dict:
+    """What else describes how the set was made."""
+    return {
+        "class_names": list(loaded.class_names),
+        "checkpoint": str(loaded.checkpoint.folder),
+        "batch_size": options.batch_size,
+        "processes": processes.count,
+        "device": str(processes.device),
+        "tf32": False,
+        "seconds_of_last_session": round(seconds, 1),
+        "images_made_by_main_process_in_last_session": made,
+        "versions": {
+            "sit_vit5": __version__,
+            "torch": torch.__version__,
+            "numpy": np.__version__,
+        },
+    }
+
+
+def _image_shape(loaded: Loaded) -> tuple[int, int, int]:
+    """(H, W, C) of a decoded image."""
+    height, width = loaded.checkpoint.state.input_size
+    return loaded.codec.image_shape((loaded.model.in_channels, height, width))
+
+
+def _default_folder(options: GenerateConfig, loaded: Loaded) -> Path:
+    run = run_of(loaded.checkpoint.folder)
+    return run / SAMPLES / f"{step_name(loaded.checkpoint.state.step)}_{options.num_samples}"

@@ -1,0 +1,78 @@
+"""Labelled grids: one row per class, one block per set of weights."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from PIL import Image, ImageDraw, ImageFont
+from tqdm import tqdm
+
+from sit_vit5.codecs import Codec
+from sit_vit5.models.denoiser import Denoiser
+from sit_vit5.sampling.generator import Settings, sample_images
+
+GAP = 4
+TILE = 64  # smallest side of a shown image in pixels; small images are enlarged without blurring
+FONT_SIZE = 16
+LONGEST_NAME = 24
+
+
+def sample_grid(
+    networks: dict[str, Denoiser],
+    codec: Codec,
+    *,
+    classes: Sequence[int],
+    class_names: Sequence[str],
+    columns: int,
+    settings: Settings,
+    batch_size: int = 64,
+    progress: bool = False,
+) -> Image.Image:
+    """A picture with a block of rows x columns samples per network, from the same noise.
+
+    classes: labels of the rows; an unconditional model has one row per `columns` images.
+    """
+    rows = [class_names[label] for label in classes] if class_names else [""] * 4
+    labels = [label for label in (classes if class_names else [0] * 4) for _ in range(columns)]
+    blocks: dict[str, list[np.ndarray]] = {title: [] for title in networks}
+    jobs = [(title, s) for title in networks for s in range(0, len(labels), batch_size)]
+    for title, start in tqdm(jobs, unit="batch", disable=None if progress else True, leave=False):
+        part = labels[start : start + batch_size]
+        images = sample_images(
+            networks[title],
+            codec,
+            indices=range(start, start + len(part)),
+            labels=part,
+            settings=settings,
+        )
+        blocks[title].append(images.pixels.numpy())
+    return draw_grid({title: np.concatenate(b) for title, b in blocks.items()}, rows, columns)
+
+
+def draw_grid(blocks: dict[str, np.ndarray], rows: Sequence[str], columns: int) -> Image.Image:
+    """Titles above the blocks, row names on the left. blocks: uint8 (rows * columns, H, W, C)."""
+    font = ImageFont.load_default(size=FONT_SIZE)
+    names = [name if len(name) <= LONGEST_NAME else name[: LONGEST_NAME - 1] + "…" for name in rows]
+    margin = GAP * 2 + round(max(font.getlength(name) for name in names))
+    height, width = next(iter(blocks.values())).shape[1:3]
+    zoom = max(1, -(-TILE // min(height, width)))
+    tile_h, tile_w = height * zoom + GAP, width * zoom + GAP
+    block_w = columns * tile_w + GAP * 3
+    header = FONT_SIZE + GAP * 2
+    canvas = Image.new(
+        "RGB", (margin + len(blocks) * block_w, header + len(rows) * tile_h), "white"
+    )
+    draw = ImageDraw.Draw(canvas)
+    for row, name in enumerate(names):
+        middle = header + row * tile_h + (tile_h - GAP) // 2
+        draw.text((margin - GAP, middle), name, fill="black", font=font, anchor="rm")
+    for place, (title, images) in enumerate(blocks.items()):
+        left = margin + place * block_w
+        draw.text((left, GAP), title, fill="black", font=font)
+        for index, image in enumerate(images):
+            row, column = divmod(index, columns)
+            tile = Image.fromarray(np.broadcast_to(image, (height, width, 3)).copy())
+            tile = tile.resize((width * zoom, height * zoom), Image.Resampling.NEAREST)
+            canvas.paste(tile, (left + column * tile_w, header + row * tile_h))
+    return canvas

@@ -1,0 +1,39 @@
+"""The grid that a trainer draws: a callable, so that training knows nothing of sampling."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from sit_vit5.codecs import Codec
+from sit_vit5.config import PreviewConfig
+from sit_vit5.models.denoiser import Denoiser
+from sit_vit5.sampling.generator import Settings
+from sit_vit5.sampling.grid import sample_grid
+
+
+class GridPreview:
+    """Draws every named network from the same noise, at each call the same noise again."""
+
+    def __init__(
+        self, config: PreviewConfig, codec: Codec, class_names: tuple[str, ...], *, seed: int
+    ):
+        self.config, self.codec, self.class_names = config, codec, class_names
+        self.settings = Settings(
+            method=config.method,
+            steps=config.steps,
+            guidance_scale=config.guidance_scale if class_names else 1.0,
+            precision="fp32",
+            seed=seed,
+        )
+
+    def __call__(self, networks: dict[str, Denoiser], path: Path) -> None:
+        """Writes the grid to `path`."""
+        grid = sample_grid(
+            networks,
+            self.codec,
+            classes=range(min(self.config.classes, len(self.class_names))),
+            class_names=self.class_names,
+            columns=self.config.columns,
+            settings=self.settings,
+        )
+        grid.save(path)

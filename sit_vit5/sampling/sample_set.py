@@ -1,0 +1,152 @@
+"""A set of samples on disk that can be killed at any moment and gone on with.
+
+FOLDER/samples.json             the manifest: written first, completed last
+FOLDER/samples.partial/         images.npy and cost.npy, memory maps filled by index
+FOLDER/samples.npz              arr_0, uint8 (N, H, W, C); the partial folder is then removed
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import zipfile
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+from numpy.lib.format import open_memmap
+
+from sit_vit5.errors import UserError
+from sit_vit5.files import sync, write_json
+
+MANIFEST = "samples.json"
+ARCHIVE = "samples.npz"
+PARTIAL = "samples.partial"
+
+
+class SampleSet:
+    """N images of one shape, made with one group of settings.
+
+    settings: everything that decides the images, as JSON values. Another group is refused.
+    """
+
+    def __init__(self, folder: Path, settings: dict, *, count: int, shape: tuple[int, int, int]):
+        self.folder, self.settings, self.count, self.shape = folder, settings, count, shape
+        self.partial = folder / PARTIAL
+
+    def prepare(self) -> bool:
+        """Checks the folder and makes the memory maps; True if the set is complete already.
+
+        Called on one process, before the others call `open`.
+        """
+        manifest = self._read_manifest()
+        if manifest is not None:
+            self._check_same(manifest["settings"])
+            if manifest["complete"] and (self.folder / ARCHIVE).is_file():
+                return True
+        elif (self.folder / ARCHIVE).exists():
+            raise UserError(
+                f"{self.folder / ARCHIVE} exists without a manifest; choose another --out"
+            )
+        self._check_space()
+        self.partial.mkdir(parents=True, exist_ok=True)
+        if manifest is None:
+            write_json(self.folder / MANIFEST, {"complete": False, "settings": self.settings})
+        maps = {
+            "images.npy": (np.uint8, (self.count, *self.shape)),
+            "cost.npy": (np.int32, (self.count, 2)),
+        }
+        for name, (dtype, shape) in maps.items():
+            if not (self.partial / name).exists():
+                fresh = self.partial / (name + ".partial")
+                open_memmap(fresh, mode="w+", dtype=dtype, shape=shape).flush()
+                os.replace(fresh, self.partial / name)
+        return False
+
+    def open(self) -> None:
+        """Maps the images and their cost (velocity evaluations, network passes; 0: missing)."""
+        self.images = open_memmap(self.partial / "images.npy", mode="r+")
+        self.cost = open_memmap(self.partial / "cost.npy", mode="r+")
+
+    def missing(self, indices: Sequence[int]) -> bool:
+        """Whether any of the images is yet to be made."""
+        return bool((self.cost[indices[0] : indices[-1] + 1, 0] == 0).any())
+
+    def write(self, indices: range, images: np.ndarray, evaluations: int, passes: int) -> None:
+        """Puts images at their places; only then are they marked as made."""
+        self.images[indices.start : indices.stop] = images
+        self.images.flush()
+        self.cost[indices.start : indices.stop] = (evaluations, passes)
+        self.cost.flush()
+
+    def finish(self, labels: list[int], facts: dict) -> Path:
+        """Packs samples.npz and completes the manifest; on one process, when nothing is missing."""
+        lacking = int((self.cost[:, 0] == 0).sum())
+        if lacking:
+            raise UserError(
+                f"{lacking} of {self.count} images are missing in {self.folder}; run the same "
+                "command again to make them"
+            )
+        archive = self.folder / ARCHIVE
+        _pack(self.partial / "images.npy", archive)
+        evaluations, passes = self.cost.max(axis=0).tolist()
+        manifest = {
+            "complete": True,
+            "settings": self.settings,
+            "evaluations_per_image": evaluations,
+            "network_passes_per_image": passes,
+            "labels": labels,
+            **facts,
+        }
+        write_json(self.folder / MANIFEST, manifest)
+        del self.images, self.cost
+        shutil.rmtree(self.partial)
+        return archive
+
+    def _read_manifest(self) -> dict | None:
+        path = self.folder / MANIFEST
+        if not path.is_file():
+            return None
+        try:
+            manifest = json.loads(path.read_text(encoding="utf-8"))
+            return {"settings": manifest["settings"], "complete": manifest["complete"]}
+        except (ValueError, KeyError, TypeError):
+            raise UserError(f"{path} is not a manifest of samples; choose another --out") from None
+
+    def _check_same(self, other: dict) -> None:
+        changed = [
+            f"{key}: {other.get(key)} -> {self.settings.get(key)}"
+            for key in sorted(other.keys() | self.settings.keys())
+            if other.get(key) != self.settings.get(key)
+        ]
+        if changed:
+            raise UserError(
+                f"{self.folder} holds samples made with other settings ({'; '.join(changed)}); "
+                "choose another --out"
+            )
+
+    def _check_space(self) -> None:
+        """The images stand on the disk twice while the archive is packed."""
+        need = 2 * self.count * int(np.prod(self.shape))
+        existing = next(
+            path for path in (self.folder, *self.folder.absolute().parents) if path.exists()
+        )
+        free = shutil.disk_usage(existing).free
+        if free < need and not self.partial.exists():
+            raise UserError(
+                f"{self.count} images need {need / 1e9:.1f} GB while packing, {existing} has "
+                f"{free / 1e9:.1f} GB free; choose another --out"
+            )
+
+
+def _pack(images: Path, archive: Path) -> None:
+    """An .npy file as `arr_0` of an uncompressed npz, copied in pieces."""
+    partial = archive.with_name(archive.name + ".partial")
+    arr_0 = zipfile.ZipInfo("arr_0.npy")  # dated 1980: the same images give the same file
+    with zipfile.ZipFile(partial, "w", zipfile.ZIP_STORED) as target:
+        with images.open("rb") as source, target.open(arr_0, "w", force_zip64=True) as entry:
+            shutil.copyfileobj(source, entry, length=1 << 24)
+    sync(partial)
+    os.replace(partial, archive)
+    sync(archive.parent)
