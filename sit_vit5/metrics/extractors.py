@@ -1,0 +1,112 @@
+"""Images to feature vectors. A new extractor is one class and one line in `EXTRACTORS`."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+import torch
+from tqdm import tqdm
+
+from sit_vit5.errors import UserError, choose
+from sit_vit5.metrics.statistics import Statistics
+
+
+class Extractor(Protocol):
+    """uint8 (B, H, W, C) to fp64 or fp32 (B, D). identity: what a result depends on."""
+
+    identity: dict
+
+    def __call__(self, images: np.ndarray) -> np.ndarray: ...
+
+
+class Pixels:
+    """Grey values in [0, 1], flattened: for small images, where they mean something."""
+
+    def __init__(self, weights: str | None = None):
+        if weights is not None:
+            raise UserError("--inception-weights has no use with features pixels")
+        self.identity = {"features": "pixels"}
+
+    def __call__(self, images: np.ndarray) -> np.ndarray:
+        return images.reshape(len(images), -1) / 255.0
+
+
+class Inception:
+    """2,048 pool features of torch-fidelity's InceptionV3, the port of the TensorFlow original.
+
+    It resizes as TensorFlow did; runs in fp32 without TF32. Grey images are repeated to RGB.
+    """
+
+    def __init__(self, weights: str | None = None):
+        self.path = find_inception_weights(weights)
+        # Imported here: torch-fidelity takes seconds, and pixels need none of it.
+        from torch_fidelity.feature_extractor_inceptionv3 import FeatureExtractorInceptionV3
+
+        torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
+        self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        try:
+            # The library unpickles the file without restriction: first make sure that it holds
+            # nothing but tensors.
+            torch.load(self.path, weights_only=True, map_location="meta")
+            network = FeatureExtractorInceptionV3(
+                "inception-v3-compat", ["2048"], feature_extractor_weights_path=str(self.path)
+            )
+        except Exception as error:  # torch.load raises many types on a foreign file
+            raise UserError(
+                f"{self.path} is not torch-fidelity's Inception weights file: "
+                f"{str(error).splitlines()[0] if str(error) else type(error).__name__}"
+            ) from None
+        self.network = network.to(self.device).eval()
+        digest = hashlib.sha256(self.path.read_bytes()).hexdigest()
+        self.identity = {"features": "inception", "weights_sha256": digest}
+
+    @torch.inference_mode()
+    def __call__(self, images: np.ndarray) -> np.ndarray:
+        rgb = np.broadcast_to(images, (*images.shape[:3], 3))
+        batch = torch.from_numpy(np.ascontiguousarray(rgb)).permute(0, 3, 1, 2).to(self.device)
+        (features,) = self.network(batch)
+        return features.float().cpu().numpy()
+
+
+EXTRACTORS: dict[str, Callable[[str | None], Extractor]] = {
+    "pixels": Pixels,
+    "inception": Inception,
+}
+
+
+def build_extractor(name: str, weights: str | None = None) -> Extractor:
+    """The extractor called `name`; weights: a local file instead of the library's cache."""
+    return choose("features", name, EXTRACTORS)(weights)
+
+
+def find_inception_weights(path: str | None) -> Path:
+    """The given file, or torch-fidelity's in torch's cache; never a download by surprise."""
+    from torch_fidelity.feature_extractor_inceptionv3 import URL_INCEPTION_V3
+
+    name = URL_INCEPTION_V3.rsplit("/", 1)[1]
+    found = Path(path) if path else Path(torch.hub.get_dir()) / "checkpoints" / name
+    if not found.is_file():
+        raise UserError(
+            f"Inception weights {found} do not exist; download {URL_INCEPTION_V3} to that place, "
+            "or give the file with --inception-weights FILE; features pixels need none"
+        )
+    return found
+
+
+def extract_statistics(
+    extractor: Extractor, batches: Iterable[np.ndarray], *, title: str, total: int
+) -> Statistics:
+    """Statistics of all batches of uint8 images. Refuses an empty set."""
+    statistics = None
+    with tqdm(total=total, desc=title, unit="image", disable=None, leave=False) as bar:
+        for images in batches:
+            part = Statistics.of(extractor(images))
+            statistics = part if statistics is None else statistics.merge(part)
+            bar.update(len(images))
+    if statistics is None:
+        raise UserError(f"{title}: no images")
+    return statistics
