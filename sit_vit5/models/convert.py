@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import re
 
+import torch
 from torch import Tensor
+
+from sit_vit5.models.denoiser import Denoiser
 
 # Official SiT and DiT key -> ours, tried in order.
 _SIT_KEYS = (
@@ -20,15 +23,29 @@ _SIT_KEYS = (
 )
 
 
-def sit_state_dict(official: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Weights of the official SiT (willisma/SiT, models.py) for a `Denoiser` of recipe SiT."""
+def sit_state_dict(official: dict[str, Tensor], model: Denoiser) -> dict[str, Tensor]:
+    """Weights of the official SiT (willisma/SiT, models.py) for a denoiser of recipe SiT.
+
+    A learned-sigma output layer is reduced to its first half, the part SiT's forward returns. A
+    label table without a null row (class_dropout_prob 0) gets one of zeros.
+    """
     ours = {}
     for key, tensor in official.items():
         for pattern, name in _SIT_KEYS:
             key = re.sub(pattern, name, key)
-        if key == "positions":
-            tensor = tensor.squeeze(0)  # (1, N, D) -> (N, D)
-        if key == "patch_embed.proj.weight":
-            tensor = tensor.flatten(1)  # (D, C, p, p) -> (D, C * p * p)
-        ours[key] = tensor
+        ours[key] = _fit(key, tensor, model)
     return ours
+
+
+def _fit(key: str, tensor: Tensor, model: Denoiser) -> Tensor:
+    if key == "positions":
+        return tensor.squeeze(0)  # (1, N, D) -> (N, D)
+    if key == "patch_embed.proj.weight":
+        return tensor.flatten(1)  # (D, C, p, p) -> (D, C * p * p)
+    if key.startswith("final.") and len(tensor) == 2 * model.final.out_features:
+        pixels = model.backbone.patch_size**2
+        per_pixel = tensor.unflatten(0, (pixels, 2 * model.in_channels))  # channel fastest
+        return per_pixel[:, : model.in_channels].flatten(0, 1)
+    if key == "conditioning.labels.weight" and len(tensor) == model.num_classes:
+        return torch.cat([tensor, tensor.new_zeros(1, tensor.shape[1])])
+    return tensor

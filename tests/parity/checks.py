@@ -1,0 +1,279 @@
+"""How each kind of fixture is compared. A new kind is one function and one line in `CHECKS`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from sit_vit5 import presets
+from sit_vit5.data.images import center_crop, read_rgb
+from sit_vit5.flow.interpolants import INTERPOLANTS, interpolate
+from sit_vit5.flow.loss import drop_labels, flow_loss
+from sit_vit5.metrics.frechet import frechet_distance
+from sit_vit5.metrics.statistics import Statistics
+from sit_vit5.models.conditioning import timestep_embedding
+from sit_vit5.models.convert import sit_state_dict
+from sit_vit5.models.denoiser import Denoiser
+from sit_vit5.models.layers import RMSNorm, sincos_positions
+from sit_vit5.models.rope import rotary_angles, rotate
+from sit_vit5.sampling.ode import SAMPLERS, uniform_grid
+
+Tensors = dict[str, Tensor]
+
+
+@dataclass(frozen=True)
+class Check:
+    """One comparison: it passes where error <= tolerance."""
+
+    name: str
+    error: float
+    tolerance: float
+
+
+def difference(ours: Tensor, official: Tensor) -> float:
+    """Largest absolute difference in fp64; infinite if the shapes differ."""
+    if ours.shape != official.shape:
+        return float("inf")
+    return (ours.double() - official.double()).abs().max().item()
+
+
+def official_sit(facts: dict, tensors: Tensors) -> tuple[Denoiser, Tensors]:
+    """Our denoiser of recipe SiT with the fixture's weights, and the official weights."""
+    sizes = facts["hyperparameters"]
+    backbone = presets.Backbone(
+        width=sizes["hidden_size"],
+        depth=sizes["depth"],
+        heads=sizes["num_heads"],
+        patch_size=sizes["patch_size"],
+        mlp_ratio=sizes["mlp_ratio"],
+        recipe=presets.RECIPES["SiT"],
+    )
+    model = Denoiser(
+        backbone,
+        in_channels=sizes["in_channels"],
+        input_size=(sizes["input_size"],) * 2,
+        num_classes=sizes["num_classes"],
+    )
+    official = {k.removeprefix("param."): t for k, t in tensors.items() if k.startswith("param.")}
+    model.load_state_dict(sit_state_dict(official, model))
+    return model.eval(), official
+
+
+def sit_model(facts: dict, tensors: Tensors, folder: Path) -> Iterator[Check]:
+    model, official = official_sit(facts, tensors)
+    x, t, y = (tensors[f"input.{name}"] for name in "xty")
+    output = model(x, t, y)
+    expected = tensors["output.forward"]
+    yield Check("forward", difference(output, expected), facts["tolerance"]["forward_max_abs"])
+    features = timestep_embedding(t, 256)
+    yield Check("t_freq_256", difference(features, tensors["inter.t_freq_256"]), 1e-4)
+    if "label.embedding" in tensors:
+        drop = tensors["label.force_drop_ids"]
+        labels = drop_labels(y, 1 - drop, class_dropout=0.5, null_label=model.null_label)
+        embedding = model.conditioning.labels(labels)
+        yield Check("label.embedding", difference(embedding, tensors["label.embedding"]), 0)
+    output.square().mean().backward()
+    ours = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
+    # The official names in our order: convert a dictionary that maps every key to itself.
+    for key, norm in facts["grad_l2"]["values"].items():
+        (name,) = sit_state_dict({key: official[key]}, model)
+        error = abs(ours[name].norm().item() - norm)
+        yield Check(f"grad_l2 {key}", error, 2e-4 * abs(norm) + 1e-6)
+
+
+def sincos_tables(facts: dict, tensors: Tensors, folder: Path) -> Iterator[Check]:
+    tolerance = facts["tolerance"]
+    for name, table in facts["tables"].items():
+        if not name.startswith("grid"):
+            continue
+        tokens, width = table["shape"]
+        side = round(tokens**0.5)
+        ours = sincos_positions((side, side), width)
+        if name in tensors:
+            found = difference(ours, tensors[name])
+        else:
+            found = difference(ours[tensors[f"{name}.rows"]], tensors[f"{name}.slice"])
+        yield Check(name, found, tolerance["pos_embed_max_abs"])
+        flat = ours.double().flatten()
+        weighted = (flat * torch.cos(0.37 * torch.arange(len(flat)).double())).sum().item()
+        error = abs(weighted - table["weighted_sum"]) / len(flat)
+        yield Check(f"{name} weighted sum", error, tolerance["pos_embed_max_abs"])
+    for name in (name for name in tensors if name.startswith("timestep_embedding_")):
+        ours = timestep_embedding(tensors["timesteps"], tensors[name].shape[1])
+        yield Check(name, difference(ours, tensors[name]), tolerance["timestep_embedding_max_abs"])
+
+
+def rope(facts: dict, tensors: Tensors, folder: Path) -> Iterator[Check]:
+    for name, case in facts["cases"].items():
+        if case["pt_seq_len"] != case["grid"]:
+            continue  # positions rescaled to the trained grid: not built yet
+        grid = (case["grid"], case["grid"])
+        angles = rotary_angles(grid, case["head_dim"], case["theta"])
+        table = torch.stack([angles.cos(), angles.sin()]).float()
+        q = tensors[f"{name}.q"].transpose(1, 2)  # (B, K, N, d)
+        rotated = rotate(q, table).transpose(1, 2)
+        tolerance = facts["tolerance"]["max_abs"]
+        yield Check(f"{name}.rotated", difference(rotated, tensors[f"{name}.rotated"]), tolerance)
+        for kind, ours in zip(("cos", "sin"), table, strict=True):
+            per_channel = ours.repeat_interleave(2, dim=1)
+            error = difference(per_channel, tensors[f"{name}.{kind}"])
+            yield Check(f"{name}.{kind}", error, tolerance)
+
+
+def rmsnorm(facts: dict, tensors: Tensors, folder: Path) -> Iterator[Check]:
+    norm = RMSNorm(len(tensors["weight"]), affine=True)
+    norm.weight.data = tensors["weight"]
+    expected = tensors["out_f32"]
+    relative = ((norm(tensors["x_f32"]) - expected) / expected).abs().max().item()
+    yield Check("f32 relative", relative, facts["tolerance"]["f32_max_rel"])
+    promoted = norm(tensors["x_bf16"])
+    one_ulp = 2**-7 * tensors["out_from_bf16_x_f32_weight"].abs().max().item()
+    error = difference(promoted, tensors["out_from_bf16_x_f32_weight"])
+    yield Check("bf16 input, f32 weight", error, one_ulp)
+    yield Check("bf16 input, f32 weight gives f32", float(promoted.dtype != torch.float32), 0)
+
+
+def center_crop_images(facts: dict, tensors: Tensors, folder: Path) -> Iterator[Check]:
+    for case in facts["cases"]:
+        image = read_rgb(folder / "center_crop" / case["image"])
+        ours = torch.from_numpy(center_crop(image, case["image_size"]).copy())
+        yield Check(case["key"], difference(ours, tensors[case["key"]]), 0)
+
+
+def toy_model(facts: dict) -> Callable[[Tensor, Tensor, object], Tensor]:
+    c = facts["coefficients"]["toy"]
+
+    def model(x: Tensor, t: Tensor, labels: object = None) -> Tensor:
+        t = t.reshape(-1, *[1] * (x.ndim - 1))
+        return (
+            c["x"] * x
+            + c["sin"] * torch.sin(c["sin_frequency"] * t)
+            + c["roll"] * torch.cos(c["cos_frequency"] * t) * torch.roll(x, 1, -1)
+            + c["tanh"] * torch.tanh(x)
+        )
+
+    return model
+
+
+def transport(facts: dict, tensors: Tensors, folder: Path) -> Iterator[Check]:
+    noise, data, u = (tensors[f"input.{name}"] for name in ("x0_noise", "x1_data", "u"))
+    for official, name in (("Linear", "linear"),):
+        path = INTERPOLANTS[name](u)
+        x_t, velocity = interpolate(name, data, noise, u)
+        found = {
+            "alpha": path.alpha_t,
+            "sigma": path.sigma_t,
+            "d_alpha": path.d_alpha_t,
+            "d_sigma": path.d_sigma_t,
+            "xt": x_t,
+            "ut": velocity,
+        }
+        for quantity, ours in found.items():
+            key = f"path.{official}.{quantity}"
+            expected = tensors[key]
+            ours = ours.reshape(expected.shape) if ours.numel() == expected.numel() else ours
+            tolerance = facts["tolerance_rel_to_max_abs"][key] * expected.abs().max().item()
+            yield Check(key, difference(ours, expected), tolerance)
+        losses = flow_loss(
+            toy_model(facts),
+            data,
+            noise=noise,
+            t=tensors[f"train.{official}.velocity.t"],
+            labels=None,
+            interpolant=name,
+        )
+        key = f"train.{official}.velocity.weight_None.loss"
+        relative = ((losses - tensors[key]) / tensors[key]).abs().max().item()
+        yield Check(key, relative, facts["tolerance_loss_rel_elementwise"])
+
+
+def gauss_velocity(facts: dict) -> Callable[[Tensor, float], Tensor]:
+    """Exact velocity of the linear path for data N(mu, s^2)."""
+    mu, s = (facts["coefficients"]["gauss"][key] for key in ("mu", "s"))
+
+    def field(x: Tensor, t: float) -> Tensor:
+        variance = t**2 * s**2 + (1 - t) ** 2
+        return mu + (t * s**2 - (1 - t)) / variance * (x - t * mu)
+
+    return field
+
+
+def samplers_ode(facts: dict, tensors: Tensors, folder: Path) -> Iterator[Check]:
+    toy = toy_model(facts)
+    fields = {
+        "toy": lambda x, t: toy(x, torch.full((len(x),), t)),
+        "gauss": gauss_velocity(facts),
+    }
+    ours = {"euler": "euler", "heun2": "heun"}
+    for case in facts["cases"]:
+        known = case["path"] == "Linear" and case["prediction"] == "velocity"
+        if not known or case["method"] not in ours or case["official"] != "ok":
+            continue
+        times = uniform_grid(case["num_steps"] - 1)
+        if case["reverse"]:
+            times = times[::-1]
+        solver = SAMPLERS[ours[case["method"]]]
+        final = solver(fields[case["model"]], tensors["input.init"], times)
+        expected = tensors[f"{case['id']}.final"]
+        relative = difference(final, expected) / expected.abs().max().item()
+        yield Check(case["id"], relative, case["tol_rel"])
+
+
+def adm_metrics(facts: dict, tensors: Tensors, folder: Path) -> Iterator[Check]:
+    def distance(sample: np.ndarray, reference: np.ndarray) -> float:
+        a, b = Statistics.of(sample), Statistics.of(reference)
+        return frechet_distance(a.mean, a.covariance, b.mean, b.covariance)
+
+    for name, case in facts["cases"].items():
+        scale = 300 if name == "large" else 1
+        kind = "small" if name == "large" else name
+        sample, reference = (
+            (tensors[f"input.{kind}.{part}"] * scale).numpy() for part in ("sample", "ref")
+        )
+        tolerance = case["tol_fid_abs"]
+        error = abs(distance(sample, reference) - case["fid_sample_vs_ref"])
+        yield Check(f"{name} FID", error, tolerance)
+        exact = case["fid_float64_psd_eigenvalue_formula"]
+        error = abs(distance(sample, reference) - exact)
+        yield Check(f"{name} FID against fp64", error, max(1e-6, 1e-9 * exact))
+        yield Check(f"{name} FID of itself", abs(distance(sample, sample)), 1e-6 * scale**2)
+    sample, reference = (
+        tensors[f"input.spatial.{part}"][..., :7].flatten(1).numpy() for part in ("sample", "ref")
+    )
+    expected = facts["sfid"]["sfid_first7_channels"]
+    tolerance = facts["tolerance"]["sfid_rel"] * expected
+    yield Check("sFID", abs(distance(sample, reference) - expected), tolerance)
+
+
+def param_counts(facts: dict, tensors: Tensors, folder: Path) -> Iterator[Check]:
+    for name, case in facts["sit_dit"].items():
+        if not name.startswith("SiT") or "learn_sigma=True" in name:
+            continue
+        model_name = name.split()[0]
+        with torch.device("meta"):
+            model = Denoiser(
+                presets.backbone(model_name), in_channels=4, input_size=(32, 32), num_classes=1000
+            )
+        total = sum(p.numel() for p in model.parameters())
+        trainable = sum(p.numel() for p in model.parameters() if p.requires_grad)
+        yield Check(f"{name} total", abs(total - case["total"]), 0)
+        yield Check(f"{name} trainable", abs(trainable - case["trainable"]), 0)
+
+
+# Pattern of the fixture's name -> comparison.
+CHECKS = {
+    "sit_model_*": sit_model,
+    "sincos_tables": sincos_tables,
+    "rope": rope,
+    "rmsnorm": rmsnorm,
+    "center_crop": center_crop_images,
+    "transport": transport,
+    "samplers_ode": samplers_ode,
+    "adm_metrics": adm_metrics,
+    "param_counts": param_counts,
+}

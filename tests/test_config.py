@@ -1,0 +1,147 @@
+"""Options from YAML and the command line: layers, types, nearest names."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import get_args, get_type_hints
+
+import pytest
+
+from sit_vit5 import presets
+from sit_vit5.cli import dump_config, load_config, parse, parse_train
+from sit_vit5.config import GridConfig, MetricsConfig, ObjectiveConfig, TrainConfig
+from sit_vit5.errors import UserError
+from sit_vit5.flow.interpolants import INTERPOLANTS
+from sit_vit5.flow.times import TIMES
+from sit_vit5.models.layers import ACTIVATIONS, TOKEN_NORMS
+from sit_vit5.presets import Recipe
+
+
+def yaml_file(folder: Path, text: str) -> str:
+    path = folder / "config.yaml"
+    path.write_text(text)
+    return str(path)
+
+
+def train_config(*argv: str) -> TrainConfig:
+    return parse_train(list(argv))[0]
+
+
+def test_command_line_overrides_yaml_and_yaml_overrides_defaults(tmp_path):
+    path = yaml_file(tmp_path, "steps: 7\noptimizer:\n  lr: 3e-4\n  warmup_steps: 5\n")
+    config = train_config("--config", path, "--optimizer.lr", "2e-3")
+    assert (config.steps, config.optimizer.lr, config.optimizer.warmup_steps) == (7, 2e-3, 5)
+    assert config.batch_size == TrainConfig().batch_size
+
+
+def test_model_resets_the_backbone_and_backbone_options_apply_after_it(tmp_path):
+    path = yaml_file(tmp_path, "model: SiT-B/4\nbackbone:\n  depth: 3\n")
+    assert train_config("--config", path).backbone.depth == 3
+    overridden = train_config("--config", path, "--model", "ViT5-S").backbone
+    assert overridden == presets.backbone("ViT5-S/2")
+    order = train_config("--backbone.depth", "2", "--model", "ViT5-S/8").backbone
+    assert (order.depth, order.width, order.patch_size) == (2, 384, 8)
+
+
+def test_dumped_configuration_reads_back_equal(tmp_path):
+    config = train_config(
+        "--model", "SiT-Nano/1", "--ema.decays", "0.9", "0.99", "--compile", "True",
+        "--optimizer.betas", "0.8", "0.95", "--optimizer.eps", "1e-12", "--name", "x",
+    )  # fmt: skip
+    assert load_config(yaml_file(tmp_path, dump_config(config))) == config
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("optimizer:\n  lrr: 1\n", "unknown option optimizer.lrr; nearest: optimizer.lr"),
+        ("step: 5\n", "nearest: steps"),
+        ("steps: many\n", "steps"),
+        ("steps: 1.5\n", "steps"),
+        ("optimizer:\n  betas: [0.9]\n", "optimizer.betas"),
+        ("compile: maybe\n", "compile"),
+        ("steps: 5\nsteps: 6\n", "key steps is given twice"),
+        ("data:\n  on_bad_image: ignore\n", "on-bad-image"),
+        ("- a\n- b\n", "expected options"),
+        ("a: [1\n", "not a YAML file"),
+        ("model: ViT5-M\n", "unknown model 'ViT5-M'; nearest: ViT5-"),
+        ("steps: 0\n", "steps 0 must be at least 1"),
+    ],
+)
+def test_faulty_yaml_is_refused_in_one_line_with_the_file_name(tmp_path, text, message):
+    path = yaml_file(tmp_path, text)
+    with pytest.raises(UserError) as error:
+        train_config("--config", path)
+    assert message in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (["--optimizer.lrr", "1"], "unknown option optimizer.lrr; nearest: optimizer.lr"),
+        (["--batch-sise", "1"], "nearest: batch_size"),
+        (["--steps", "many"], "many"),
+        (["--steps", "3", "--steps", "4"], "given twice"),
+        (["loose"], "loose"),
+        (["--steps"], "steps"),
+        (["--config"], "--config needs a value"),
+        (["--config", "absent.yaml"], "absent.yaml does not exist"),
+        (["--config", "a.yaml", "--resume", "runs/a"], "exclude each other"),
+        (["--resume", "runs/none"], "runs/none does not exist"),
+        (["--ema.decays", "1.5"], "ema.decays"),
+        (["--ema.decays"], "ema.decays"),
+        (["--objective.class-dropout", "1"], "class_dropout"),
+        (["--name", "a/b"], "plain folder name"),
+        (["--checkpoint.keep", "-1"], "must not be negative"),
+        (["--backbone.heads", "5"], "not divisible"),
+        (["--backbone.recipe.registers", "3"], "square"),
+        (["--model", "ViT5-Nano", "--backbone.heads", "32"], "divisible by 4"),
+    ],
+)
+def test_faulty_command_line_is_refused_in_one_line(argv, message):
+    with pytest.raises(UserError) as error:
+        train_config(*argv)
+    assert message in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_yaml_words_for_none_and_booleans_are_understood(tmp_path):
+    path = yaml_file(
+        tmp_path, "name: null\ncompile: true\nbackbone:\n  recipe:\n    rope_theta: ~\n"
+    )
+    config = train_config("--config", path)
+    assert config.name is None and config.compile is True
+    assert config.backbone.recipe.rope_theta is None
+
+
+def test_sampling_commands_need_a_checkpoint_and_refuse_unknown_options():
+    with pytest.raises(UserError, match="checkpoint"):
+        parse(GridConfig, [])
+    with pytest.raises(UserError, match="nearest: steps"):
+        parse(GridConfig, ["--checkpoint", "x", "--num-step", "5"])
+    options = parse(MetricsConfig, ["samples.npz", "--reference", "ref.npz"])
+    assert (options.samples, options.features) == ("samples.npz", "inception")
+
+
+def test_choices_on_the_command_line_are_the_implemented_ones():
+    def choices(cls: type, field: str) -> set:
+        return set(get_args(get_type_hints(cls)[field]))
+
+    assert choices(Recipe, "norm") == set(TOKEN_NORMS)
+    assert choices(Recipe, "mlp") == set(ACTIVATIONS)
+    assert choices(ObjectiveConfig, "interpolant") == set(INTERPOLANTS)
+    assert choices(ObjectiveConfig, "times") == set(TIMES)
+
+
+@pytest.mark.parametrize("path", sorted(Path(__file__).parents[1].glob("configs/*.yaml")))
+def test_every_shipped_configuration_loads(path):
+    assert load_config(path).steps > 0
+
+
+def test_model_names_cover_recipes_sizes_and_patches():
+    names = presets.model_names()
+    assert {"ViT5-XL/2", "SiT-B/4", "ViT5-S/8", "SiT-L/1"} <= set(names)
+    assert presets.backbone("ViT5-XL") == presets.backbone("ViT5-XL/2")
+    xl = presets.backbone("SiT-XL/2")
+    assert (xl.width, xl.depth, xl.heads) == (1152, 28, 16)

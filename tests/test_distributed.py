@@ -1,0 +1,34 @@
+"""How a batch is cut."""
+
+from __future__ import annotations
+
+import pytest
+
+from sit_vit5.distributed import BatchPlan, check_joined
+from sit_vit5.errors import UserError
+
+
+@pytest.mark.parametrize(("processes", "accumulation"), [(1, 1), (2, 1), (1, 4), (2, 3), (4, 2)])
+def test_plans_of_all_ranks_cover_the_batch_once(processes, accumulation):
+    batch = 24
+    seen = []
+    for rank in range(processes):
+        plan = BatchPlan(batch, accumulation, processes, rank)
+        for micro in range(accumulation):
+            assert len(plan.indices(micro)) == plan.micro_batch_size
+            seen += plan.indices(micro)
+    assert sorted(seen) == list(range(batch))
+
+
+def test_indivisible_batch_is_refused_with_the_nearest_legal_sizes():
+    with pytest.raises(UserError, match="100 is not divisible by 8 processes.*use 96 or 104"):
+        BatchPlan(100, 1, 8, 0)
+    with pytest.raises(UserError, match="use 8"):
+        BatchPlan(3, 4, 2, 0)
+
+
+def test_processes_that_did_not_find_one_another_are_refused(monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(UserError, match="started 2 processes but this one joined 1"):
+        check_joined(1)
+    check_joined(2)

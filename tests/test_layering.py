@@ -1,0 +1,73 @@
+"""Imports point one way: from the commands down to the ground floor (design, section 1)."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+PACKAGE = Path(__file__).parents[1] / "sit_vit5"
+
+# Top to bottom; a module imports from floors below, and from its own package.
+FLOORS = [
+    {"training", "evaluation", "sampling"},
+    {"checkpoint"},
+    {"data", "codecs", "metrics", "flow", "models"},
+    {"cli"},
+    {"config", "presets", "rng", "distributed", "run_folder", "precision", "files", "errors"},
+]
+LIGHT = ("config", "presets", "cli", "run_folder", "distributed", "errors", "files", "rng")
+
+
+def floor(name: str) -> int:
+    (found,) = [number for number, floor in enumerate(FLOORS) if name in floor]
+    return found
+
+
+def imports() -> list[tuple[str, str, str]]:
+    found = []
+    for file in PACKAGE.rglob("*.py"):
+        own = file.relative_to(PACKAGE).parts[0].removesuffix(".py")
+        if own == "__init__":
+            continue
+        for node in ast.walk(ast.parse(file.read_text())):
+            modules = []
+            if isinstance(node, ast.ImportFrom) and node.module:
+                if node.module == "sit_vit5":
+                    modules = [f"sit_vit5.{alias.name}" for alias in node.names]
+                else:
+                    modules = [node.module]
+            elif isinstance(node, ast.Import):
+                modules = [alias.name for alias in node.names]
+            for module in modules:
+                if module.startswith("sit_vit5.") and module != "sit_vit5.__version__":
+                    found.append((str(file), own, module.split(".")[1]))
+    return found
+
+
+def test_every_import_points_down_or_stays_in_its_package():
+    assert len(imports()) > 100
+    upward = [
+        (file, target)
+        for file, own, target in imports()
+        if own != target
+        and (
+            floor(target) < floor(own)
+            or (floor(target) == floor(own) and floor(own) < len(FLOORS) - 1)
+        )
+    ]
+    assert not upward
+
+
+def test_metrics_need_neither_models_nor_sampling():
+    targets = {target for _, own, target in imports() if own == "metrics"}
+    assert targets <= {"metrics", "errors", "files"}
+
+
+@pytest.mark.parametrize("name", LIGHT)
+def test_light_modules_do_not_import_torch(name):
+    code = f"import sys, sit_vit5.{name}; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0

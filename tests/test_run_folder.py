@@ -1,0 +1,54 @@
+"""Paths that users give, and the order of checkpoints."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from sit_vit5.checkpoint import prune_checkpoints
+from sit_vit5.errors import UserError
+from sit_vit5.run_folder import checkpoint_steps, find_checkpoint, run_of, step_name
+
+
+def make(run: Path, *steps: int) -> None:
+    for step in steps:
+        folder = run / "checkpoints" / step_name(step)
+        folder.mkdir(parents=True)
+        (folder / "state.json").write_text("{}")
+
+
+def test_checkpoints_are_kept_in_numeric_order(tmp_path):
+    make(tmp_path, 9, 10, 100, 1000, 12_345_678)
+    assert list(checkpoint_steps(tmp_path)) == [9, 10, 100, 1000, 12_345_678]
+    prune_checkpoints(tmp_path, 2)
+    assert list(checkpoint_steps(tmp_path)) == [1000, 12_345_678]
+    prune_checkpoints(tmp_path, 0)
+    assert len(checkpoint_steps(tmp_path)) == 2
+
+
+def test_partial_checkpoints_are_neither_listed_nor_counted(tmp_path):
+    make(tmp_path, 1)
+    (tmp_path / "checkpoints" / "step_0000002.partial").mkdir()
+    (tmp_path / "checkpoints" / "step_0000003").mkdir()
+    assert list(checkpoint_steps(tmp_path)) == [1]
+
+
+def test_run_folder_pointer_and_checkpoint_lead_to_the_same_place(tmp_path):
+    make(tmp_path, 5, 7)
+    (tmp_path / "latest").write_text("checkpoints/step_0000005\n")
+    folder = tmp_path / "checkpoints" / "step_0000005"
+    assert find_checkpoint(tmp_path) == find_checkpoint(tmp_path / "latest") == folder
+    assert find_checkpoint(folder) == folder
+    assert run_of(folder) == tmp_path
+
+
+def test_a_path_without_checkpoint_says_what_was_expected(tmp_path):
+    with pytest.raises(UserError, match="does not exist"):
+        find_checkpoint(tmp_path / "no")
+    with pytest.raises(UserError, match=r"expected a folder with state.json.*there: none"):
+        find_checkpoint(tmp_path)
+    make(tmp_path, 3)
+    (tmp_path / "latest").write_text("checkpoints/step_0000009\n")
+    with pytest.raises(UserError, match="step_0000009, which is missing.*step_0000003"):
+        find_checkpoint(tmp_path)
