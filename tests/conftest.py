@@ -15,12 +15,7 @@ from PIL import Image
 
 ROOT = Path(__file__).parents[1]
 
-# One block of 16 channels: a command with it spends its time on imports.
-TINY = (
-    "--config configs/digits.yaml --backbone.width 16 --backbone.depth 1 --backbone.heads 2 "
-    "--batch-size 16 --compile False --log-every 1 --checkpoint.every 2 --checkpoint.keep 0 "
-    "--optimizer.warmup-steps 0 --preview.every 0 --preview.columns 1 --preview.steps 1"
-).split()
+TINY = ("--config", "tests/tiny.yaml")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -7,6 +7,7 @@ skipped, whatever the number of processes, workers or accumulation steps.
 
 from __future__ import annotations
 
+import os
 import signal
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -90,15 +91,18 @@ class StepLoader(Dataset):
             num_workers=self.workers,
             prefetch_factor=4 if self.workers else None,
             pin_memory=torch.cuda.is_available(),
-            worker_init_fn=_ignore_interrupts,
+            worker_init_fn=_stand_apart,
         )
         micro_batches = iter(stream)
-        while True:
-            step = [next(micro_batches) for _ in range(self.plan.accumulation)]
-            for batch in step:
-                if isinstance(batch, UserError):
-                    raise batch
-            yield step
+        try:
+            while True:
+                step = [next(micro_batches) for _ in range(self.plan.accumulation)]
+                for batch in step:
+                    if isinstance(batch, UserError):
+                        raise batch
+                yield step
+        finally:
+            del micro_batches  # ends the workers now; a kept traceback would keep them alive
 
     def _permutation(self, epoch: int) -> np.ndarray:
         return rng.generator(self.seed, "order", epoch).permutation(len(self.source))
@@ -148,8 +152,13 @@ def _keys(step: int, accumulation: int) -> Iterator[tuple[int, int]]:
         step += 1
 
 
-def _ignore_interrupts(worker: int) -> None:
-    """Signals to the whole group are the trainer's business: it saves, then ends its workers."""
+def _stand_apart(worker: int) -> None:
+    """A signal to the trainer's group is the trainer's business: it saves, then ends its workers.
+
+    Reset first: a forked worker inherits the trainer's handlers and would not end when told to.
+    """
     del worker
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    if hasattr(os, "setsid"):
+        os.setsid()

@@ -240,8 +240,9 @@ def adm_metrics(facts: dict, tensors: Tensors, folder: Path) -> Iterator[Check]:
         yield Check(f"{name} FID", error, tolerance)
         exact = case["fid_float64_psd_eigenvalue_formula"]
         error = abs(distance(sample, reference) - exact)
-        yield Check(f"{name} FID against fp64", error, max(1e-6, 1e-9 * exact))
-        yield Check(f"{name} FID of itself", abs(distance(sample, sample)), 1e-6 * scale**2)
+        # Its roots of eigenvalues that are only rounding cost the reference formula 1e-6 itself.
+        yield Check(f"{name} FID against fp64", error, max(2e-6, 1e-8 * exact))
+        yield Check(f"{name} FID of itself", abs(distance(sample, sample)), 1e-9 * scale**2)
     sample, reference = (
         tensors[f"input.spatial.{part}"][..., :7].flatten(1).numpy() for part in ("sample", "ref")
     )

@@ -1,0 +1,122 @@
+"""Which image stands where."""
+
+from __future__ import annotations
+
+from itertools import islice
+
+import numpy as np
+import pytest
+import torch
+
+from sit_vit5.data.folder import ImageFolder
+from sit_vit5.data.loader import StepLoader
+from sit_vit5.distributed import BatchPlan
+from sit_vit5.errors import UserError
+
+
+class Numbers:
+    """A source whose item i shows the number i."""
+
+    kind = "images"
+    class_names = ("even", "odd")
+    item_shape = (1, 1, 1)
+
+    def __init__(self, count: int):
+        self.count = count
+
+    def __len__(self) -> int:
+        return self.count
+
+    def load(self, index: int, *, mirror: bool = False):
+        return np.full((1, 1, 1), index + 100 * mirror, np.uint8), index % 2
+
+
+def loader(count=10, batch=4, accumulation=1, processes=1, rank=0, **options) -> StepLoader:
+    plan = BatchPlan(batch, accumulation, processes, rank)
+    return StepLoader(Numbers(count), plan, seed=0, **options)
+
+
+def shown(batch) -> list[int]:
+    return ((batch.images + 1) * 127.5).round().int().flatten().tolist()
+
+
+def test_every_epoch_shows_every_image_once_in_another_order():
+    numbers = [loader().index(position) for position in range(30)]
+    epochs = [numbers[0:10], numbers[10:20], numbers[20:30]]
+    assert all(sorted(epoch) == list(range(10)) for epoch in epochs)
+    assert epochs[0] != epochs[1] != epochs[2]
+
+
+def test_a_step_can_be_asked_for_without_the_ones_before():
+    straight = [shown(batch) for (batch,) in islice(loader().steps(0), 9)]
+    assert [shown(batch) for (batch,) in islice(loader().steps(5), 4)] == straight[5:9]
+    assert shown(loader()[(7, 0)]) == straight[7]
+
+
+def test_the_order_does_not_depend_on_processes_or_accumulation():
+    whole = shown(loader()[(3, 0)])
+    parts = []
+    for micro in range(2):
+        for rank in range(2):
+            parts += shown(loader(accumulation=2, processes=2, rank=rank)[(3, micro)])
+    assert parts == whole
+
+
+def test_worker_processes_change_nothing():
+    plain = [shown(batch) for (batch,) in islice(loader(workers=0).steps(0), 6)]
+    assert [shown(batch) for (batch,) in islice(loader(workers=2).steps(0), 6)] == plain
+
+
+def test_half_of_the_visits_are_mirrored_and_always_the_same_ones():
+    flipped = loader(count=50, batch=50, horizontal_flip=True)
+    first = shown(flipped[(0, 0)])
+    assert first == shown(loader(count=50, batch=50, horizontal_flip=True)[(0, 0)])
+    mirrored = sum(value >= 100 for value in first)
+    assert 15 <= mirrored <= 35
+    other = shown(flipped[(1, 0)])
+    assert [v >= 100 for v in first] != [v >= 100 for v in other]
+    assert max(shown(loader(count=50, batch=50)[(0, 0)])) < 100
+
+
+def test_images_become_fp32_between_minus_one_and_one():
+    batch = loader(count=256, batch=256)[(0, 0)]
+    assert batch.images.dtype == torch.float32
+    assert (batch.images.min(), batch.images.max()) == (-1, 1)
+    assert batch.labels.tolist() == [value % 2 for value in shown(batch)]
+
+
+@pytest.mark.parametrize(
+    ("count", "fits"), [(0, False), (1, False), (3, False), (4, True), (5, True)]
+)
+def test_fewer_images_than_a_batch_are_refused(count, fits):
+    if fits:
+        assert len(loader(count=count)[(0, 0)].labels) == 4
+    else:
+        with pytest.raises(UserError, match=f"{count} images are fewer than batch_size 4"):
+            loader(count=count)
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_bad_image_stops_with_its_name_or_is_replaced_and_listed(image_folder, workers):
+    bad = image_folder / "cat" / "03.png"
+    bad.write_bytes(bad.read_bytes()[:60])
+    plan = BatchPlan(24)
+
+    def build(on_bad_image: str) -> StepLoader:
+        return StepLoader(
+            ImageFolder(image_folder, 8), plan, seed=0, on_bad_image=on_bad_image, workers=workers
+        )
+
+    with pytest.raises(UserError, match=r"03.png: cannot be decoded.*on-bad-image skip") as error:
+        next(build("error").steps(0))
+    assert "\n" not in str(error.value)
+    (batch,) = next(build("skip").steps(0))
+    assert len(batch.images) == 24
+    assert len(batch.bad_images) == 1 and "03.png" in batch.bad_images[0]
+
+
+def test_a_folder_of_only_bad_images_ends(image_folder):
+    for file in image_folder.rglob("*.png"):
+        file.write_bytes(b"")
+    with pytest.raises(UserError, match="no image of the data set"):
+        StepLoader(ImageFolder(image_folder, 8), BatchPlan(4), seed=0, on_bad_image="skip")[(0, 0)]

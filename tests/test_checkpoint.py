@@ -1,0 +1,158 @@
+"""Checkpoint folders: whole or absent, and clear about what is wrong with them."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import TINY
+from safetensors import SafetensorError
+
+from sit_vit5 import checkpoint as module
+from sit_vit5.checkpoint import State, open_checkpoint, save_checkpoint
+from sit_vit5.cli import parse_train
+from sit_vit5.config import TrainConfig
+from sit_vit5.errors import UserError
+from sit_vit5.models.denoiser import Denoiser
+
+
+@pytest.fixture
+def config(monkeypatch) -> TrainConfig:
+    monkeypatch.chdir(Path(__file__).parents[1])
+    return parse_train(list(TINY))[0]
+
+
+def state(step: int) -> State:
+    return State(
+        step=step,
+        images_seen=step * 16,
+        skipped_steps=0,
+        skipped_in_a_row=0,
+        in_channels=1,
+        input_size=(8, 8),
+        class_names=("a", "b"),
+        data={"source": "test"},
+        codec={"name": "identity"},
+    )
+
+
+def save(run: Path, config: TrainConfig, step: int) -> Path:
+    model = Denoiser(config.backbone, in_channels=1, input_size=(8, 8), num_classes=2)
+    weights = model.state_dict()
+    return save_checkpoint(
+        run,
+        state(step),
+        config,
+        model=weights,
+        averages={decay: {k: t + decay for k, t in weights.items()} for decay in (0.99, 0.995)},
+        optimizer={},
+    )
+
+
+def test_a_checkpoint_reads_back_equal_and_needs_nothing_else(tmp_path, config):
+    folder = save(tmp_path / "run", config, 3)
+    shutil.move(folder, tmp_path / "alone")
+    found = open_checkpoint(tmp_path / "alone")
+    assert (found.config, found.state) == (config, state(3))
+    raw = found.denoiser("raw").state_dict()
+    for name, shift in (("ema", 0.995), ("ema_0.99", 0.99), ("ema_0.995", 0.995)):
+        average = found.denoiser(name).state_dict()
+        assert all(torch.equal(average[key], raw[key] + shift) for key in raw)
+
+
+def test_unknown_weights_are_refused_with_the_existing_ones(tmp_path, config):
+    found = open_checkpoint(save(tmp_path, config, 1))
+    with pytest.raises(UserError, match="use raw, ema or ema_0.99, ema_0.995"):
+        found.weights("ema_0.9")
+
+
+def test_latest_names_the_newest_complete_checkpoint(tmp_path, config):
+    for step in (9, 10):
+        save(tmp_path, config, step)
+        assert open_checkpoint(tmp_path / "latest").state.step == step
+
+
+@pytest.mark.parametrize(
+    "error", [OSError(28, "No space left on device"), SafetensorError("I/O error: disk full")]
+)
+@pytest.mark.parametrize("failing", ["model", "optimizer", "config.yaml", "state.json", "latest"])
+def test_a_failed_save_leaves_the_previous_checkpoint(
+    tmp_path, config, monkeypatch, error, failing
+):
+    save(tmp_path, config, 1)
+    save_file, write_text = module.save_file, module.write_text
+
+    def failing_save_file(tensors, path):
+        if path.stem == failing:
+            raise error
+        save_file(tensors, path)
+
+    def failing_write_text(path, text):
+        if path.name == failing:
+            raise error
+        write_text(path, text)
+
+    monkeypatch.setattr(module, "save_file", failing_save_file)
+    monkeypatch.setattr(module, "write_text", failing_write_text)
+    monkeypatch.setattr("sit_vit5.files.write_text", failing_write_text)
+    with pytest.raises(UserError, match=r"cannot save the checkpoint of step 2: .*--resume") as e:
+        save(tmp_path, config, 2)
+    assert "\n" not in str(e.value)
+    monkeypatch.undo()
+    assert open_checkpoint(tmp_path).state.step == 1
+    assert not list(tmp_path.rglob("*.partial"))
+    save(tmp_path, config, 2)
+    assert open_checkpoint(tmp_path).state.step == 2
+
+
+def test_a_leftover_folder_of_the_same_step_is_replaced(tmp_path, config):
+    save(tmp_path, config, 1)
+    save(tmp_path, config, 2)
+    (tmp_path / "latest").write_text("checkpoints/step_0000001\n")  # killed before the pointer
+    (tmp_path / "checkpoints" / "step_0000003.partial").mkdir()
+    save(tmp_path, config, 2)
+    assert open_checkpoint(tmp_path).state.step == 2
+
+
+def test_broken_checkpoints_are_refused_in_one_line(tmp_path, config):
+    def broken(name: str, breakage) -> Path:
+        folder = tmp_path / name
+        shutil.copytree(save(tmp_path / "run", config, 1), folder)
+        breakage(folder)
+        return folder
+
+    def edit_state(**changes):
+        def edit(folder: Path) -> None:
+            path = folder / "state.json"
+            path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+
+        return edit
+
+    def truncate(folder: Path) -> None:
+        path = folder / "ema_0.99.safetensors"
+        path.write_bytes(path.read_bytes()[:-100])
+
+    cases = {
+        "schema": (edit_state(schema=99), "checkpoint schema 99, this version reads 1"),
+        "field": (edit_state(extra=1), "not a checkpoint's state"),
+        "json": (lambda f: (f / "state.json").write_text("{"), "cannot be read"),
+        "list": (lambda f: (f / "state.json").write_text("[]"), "schema None"),
+        "cut": (truncate, "ema_0.99.safetensors is missing or truncated"),
+        "gone": (lambda f: (f / "model.safetensors").unlink(), "model.safetensors is missing"),
+        "config": (lambda f: (f / "config.yaml").write_text("stepz: 1"), "unknown option stepz"),
+    }
+    for name, (breakage, message) in cases.items():
+        with pytest.raises(UserError, match=message) as error:
+            open_checkpoint(broken(name, breakage))
+        assert "\n" not in str(error.value)
+
+
+def test_weights_of_another_shape_are_refused_by_name(tmp_path, config):
+    found = open_checkpoint(save(tmp_path, config, 1))
+    wider = replace(config.backbone, width=32)
+    with pytest.raises(UserError, match="do not fit the model"):
+        replace(found, config=replace(config, backbone=wider)).denoiser("raw")

@@ -1,0 +1,155 @@
+"""The evaluation command: what it reads, what it refuses, what it reports."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from sit_vit5.config import MetricsConfig
+from sit_vit5.data.digits import Digits
+from sit_vit5.errors import UserError
+from sit_vit5.evaluation import evaluate, open_image_set, report, save_report
+from sit_vit5.metrics.frechet import frechet_distance
+from sit_vit5.metrics.statistics import Statistics
+
+
+def digits_npz(folder: Path, split: str = "train", **manifest) -> Path:
+    source = Digits(split)
+    folder.mkdir(exist_ok=True)
+    np.savez(folder / "samples.npz", source.images)
+    facts = {"labels": source.labels.tolist(), "class_names": list("0123456789"), **manifest}
+    (folder / "samples.json").write_text(json.dumps(facts))
+    return folder / "samples.npz"
+
+
+def options(samples: Path, reference: str, **changes) -> MetricsConfig:
+    return MetricsConfig(str(samples), str(reference), **{"features": "pixels", **changes})
+
+
+def test_real_digits_score_the_floor_and_agree_with_their_labels(tmp_path):
+    samples = digits_npz(tmp_path, "train", settings={"sampler": {"method": "none"}})
+    chosen = options(samples, "digits:held-out", floor="digits:train", agreement="digits")
+    result = evaluate(chosen)
+    a, b = (Statistics.of(Digits(s).images.reshape(-1, 64) / 255) for s in ("train", "held-out"))
+    expected = frechet_distance(a.mean, a.covariance, b.mean, b.covariance)
+    assert result["frechet_distance"] == pytest.approx(expected, rel=1e-9)
+    assert result["floor_frechet_distance"] == pytest.approx(expected, rel=1e-9)
+    assert result["agreement"]["samples"] > 0.99  # the classifier has seen these
+    assert 0.9 < result["agreement"]["held_out"] < 1
+    text = report(result)
+    assert "Frechet distance of pixels-1437" in text and "method none" in text
+    saved = json.loads(save_report(result, chosen).read_text())
+    assert saved["manifest"]["settings"] == {"sampler": {"method": "none"}}
+    assert saved["count"] == 1437 and saved["reference_count"] == 360
+
+
+def test_agreement_falls_to_chance_for_shuffled_labels(tmp_path):
+    samples = digits_npz(tmp_path)
+    manifest = json.loads((tmp_path / "samples.json").read_text())
+    np.random.default_rng(0).shuffle(manifest["labels"])
+    (tmp_path / "samples.json").write_text(json.dumps(manifest))
+    result = evaluate(options(samples, "digits", agreement="digits"))
+    assert 0.05 < result["agreement"]["samples"] < 0.16
+
+
+def test_the_result_does_not_depend_on_the_batch_size(tmp_path):
+    samples = digits_npz(tmp_path)
+    values = [
+        evaluate(options(samples, "digits", batch_size=size))["frechet_distance"]
+        for size in (7, 100, 5000)
+    ]
+    assert max(values) - min(values) < 1e-10
+
+
+def test_a_set_against_itself_is_zero_from_npz_and_folder(tmp_path):
+    samples = digits_npz(tmp_path / "npz", "held-out")
+    folder = tmp_path / "png"
+    folder.mkdir()
+    for number, image in enumerate(np.load(samples)["arr_0"]):
+        Image.fromarray(image.repeat(3, axis=2)).save(folder / f"{number:04d}.PNG")
+    rgb = tmp_path / "rgb.npz"
+    np.savez_compressed(rgb, np.load(samples)["arr_0"].repeat(3, axis=3))
+    assert abs(evaluate(options(folder, rgb))["frechet_distance"]) < 1e-10
+    assert abs(evaluate(options(samples, samples))["frechet_distance"]) < 1e-10
+
+
+def test_few_samples_and_a_missing_manifest_are_noted(tmp_path):
+    np.savez(tmp_path / "few.npz", Digits("train").images[:20])
+    notes = " ".join(evaluate(options(tmp_path / "few.npz", "digits"))["notes"])
+    assert "no manifest" in notes and "20 samples for 64 features" in notes
+
+
+def test_lossy_samples_are_noted(tmp_path):
+    for number in range(3):
+        Image.new("RGB", (8, 8), (number, 0, 0)).save(tmp_path / f"{number}.jpg")
+    np.savez(tmp_path / "ref.npz", np.zeros((4, 8, 8, 3), np.uint8))
+    notes = evaluate(options(tmp_path, tmp_path / "ref.npz"))["notes"]
+    assert any("3 lossy files such as 0.jpg" in note for note in notes)
+
+
+def test_stored_statistics_are_for_inception_only(tmp_path):
+    np.savez(tmp_path / "stats.npz", mu=np.zeros(64), sigma=np.eye(64))
+    with pytest.raises(UserError, match="statistics of Inception features"):
+        evaluate(options(digits_npz(tmp_path / "s"), tmp_path / "stats.npz"))
+
+
+@pytest.mark.parametrize(
+    ("array", "message"),
+    [
+        (np.zeros((3, 8, 8, 1), np.float32), "expected uint8 images"),
+        (np.zeros((3, 8, 8), np.uint8), "expected uint8 images"),
+        (np.zeros((3, 1, 8, 8), np.uint8), "expected uint8 images"),
+        (np.zeros((0, 8, 8, 1), np.uint8), "holds no image"),
+        (np.zeros((3, 4, 4, 1), np.uint8), "give a reference of the samples' size"),
+        (np.asfortranarray(np.zeros((3, 8, 8, 3), np.uint8)), "Fortran order"),
+    ],
+)
+def test_samples_of_a_wrong_kind_are_refused(tmp_path, array, message):
+    np.savez(tmp_path / "bad.npz", array)
+    with pytest.raises(UserError, match=message):
+        evaluate(options(tmp_path / "bad.npz", "digits"))
+
+
+def test_wrong_files_say_what_was_found_and_what_was_expected(tmp_path):
+    np.savez(tmp_path / "keys.npz", images=np.zeros(3), labels=np.zeros(3))
+    (tmp_path / "text.npz").write_text("no archive")
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "mixed").mkdir()
+    Image.new("RGB", (8, 8)).save(tmp_path / "mixed" / "a.png")
+    Image.new("RGB", (8, 6)).save(tmp_path / "mixed" / "b.png")
+    good = digits_npz(tmp_path / "good")
+    cases = [
+        (tmp_path / "keys.npz", "digits", "keys.npz holds images, labels; expected arr_0"),
+        (tmp_path / "text.npz", "digits", "text.npz is not an npz file"),
+        (tmp_path / "empty", "digits", "empty holds no image .looked for .png"),
+        (tmp_path / "absent", "digits", "absent does not exist; give an npz"),
+        (good, tmp_path / "keys.npz", "expected arr_0, or mu and sigma"),
+        (good, "digit", "digit does not exist; give an npz, a folder of images, or one of digits"),
+    ]
+    for samples, reference, message in cases:
+        with pytest.raises(UserError, match=message) as error:
+            evaluate(options(samples, reference))
+        assert "\n" not in str(error.value)
+    with pytest.raises(UserError, match=r"b.png is 8x6, the others 8x8"):
+        list(open_image_set(str(tmp_path / "mixed")).batches(4))
+
+
+def test_pickled_arrays_are_refused(tmp_path):
+    np.savez(tmp_path / "objects.npz", np.array([{"code": 1}], dtype=object))
+    with pytest.raises(UserError, match="expected uint8"):
+        evaluate(options(tmp_path / "objects.npz", "digits"))
+
+
+def test_unknown_features_and_missing_labels_are_refused(tmp_path):
+    samples = digits_npz(tmp_path)
+    with pytest.raises(UserError, match="unknown features 'pixel'; nearest: pixels"):
+        evaluate(options(samples, "digits", features="pixel"))
+    with pytest.raises(UserError, match="not a labelled built-in set"):
+        evaluate(options(samples, "digits", agreement="mnist"))
+    (tmp_path / "samples.json").unlink()
+    with pytest.raises(UserError, match="agreement needs the asked labels"):
+        evaluate(options(samples, "digits", agreement="digits"))

@@ -1,0 +1,129 @@
+"""Optimizer, watchdog, log and interruption on their own."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+
+import pytest
+import torch
+from torch import nn
+
+from sit_vit5.config import OptimizerConfig, TrainConfig
+from sit_vit5.errors import UserError
+from sit_vit5.training.banner import check_first_latents
+from sit_vit5.training.interrupt import Interrupt
+from sit_vit5.training.optimizer import (
+    build_optimizer,
+    learning_rate,
+    load_optimizer_tensors,
+    optimizer_tensors,
+)
+from sit_vit5.training.run import check_image_size
+from sit_vit5.training.run_log import RunLog, report_bad_images
+from sit_vit5.training.watchdog import Watchdog
+
+
+def test_learning_rate_rises_linearly_and_stays():
+    config = OptimizerConfig(lr=1.0, warmup_steps=4)
+    assert [learning_rate(config, step) for step in range(6)] == [0.25, 0.5, 0.75, 1, 1, 1]
+    assert learning_rate(OptimizerConfig(lr=0.5), 0) == 0.5
+
+
+def test_optimizer_state_survives_a_round_trip_to_the_bit():
+    def step(model, optimizer, value):
+        (model.weight * value).square().sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    torch.manual_seed(0)
+    first, config = nn.Linear(3, 3, bias=False), OptimizerConfig(lr=0.1)
+    optimizer = build_optimizer(first, config)
+    step(first, optimizer, 2.0)
+    second = nn.Linear(3, 3, bias=False)
+    second.load_state_dict(first.state_dict())
+    other = build_optimizer(second, config)
+    tensors = {k: t.clone() for k, t in optimizer_tensors(optimizer, first).items()}
+    load_optimizer_tensors(other, second, tensors)
+    step(first, optimizer, 3.0)
+    step(second, other, 3.0)
+    assert (first.weight == second.weight).all()
+    del tensors["exp_avg.weight"]
+    with pytest.raises(UserError, match="lacks weight"):
+        load_optimizer_tensors(other, second, tensors)
+
+
+def test_low_precision_master_weights_are_refused():
+    with pytest.raises(UserError, match="must be fp32"):
+        build_optimizer(nn.Linear(2, 2).bfloat16(), OptimizerConfig())
+
+
+def test_watchdog_counts_and_stops_after_the_limit_in_a_row(tmp_path):
+    watchdog = Watchdog(2)
+    assert [watchdog.accepts(g) for g in (1.0, float("nan"), 2.0, float("inf"))] == [
+        True, False, True, False,
+    ]  # fmt: skip
+    watchdog.check(4, tmp_path)
+    assert (watchdog.skipped, watchdog.in_a_row) == (2, 1)
+    watchdog.accepts(float("nan"))
+    with pytest.raises(UserError, match="not finite 2 steps in a row.*last good checkpoint: none"):
+        watchdog.check(5, tmp_path)
+
+
+def test_first_signal_is_remembered_and_a_second_ctrl_c_stops_at_once():
+    before = signal.getsignal(signal.SIGINT)
+    with Interrupt() as interrupt:
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert interrupt.signal == signal.SIGTERM
+        with pytest.raises(KeyboardInterrupt):
+            os.kill(os.getpid(), signal.SIGINT)
+    assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_log_rows_are_valid_json_and_a_resumed_log_has_no_step_twice(tmp_path, capsys):
+    def log(first_step: int, steps: list[int]) -> None:
+        run_log = RunLog(tmp_path, TrainConfig(steps=10, batch_size=4), first_step=first_step)
+        for step in steps:
+            run_log.step_done(0.5)
+            loss = None if step == 2 else 1.0
+            run_log.metrics(
+                step=step, epoch=0.1, loss=loss, grad_norm=float("nan") if loss is None else 2.0,
+                lr=1e-3, skipped_steps=0,
+            )  # fmt: skip
+        run_log.draw_loss()
+        run_log.close()
+
+    log(0, [1, 2, 3, 4])
+    with (tmp_path / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 5, "lo')  # a kill cut this line
+    log(2, [3, 4])
+    rows = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert [row["step"] for row in rows] == [1, 2, 3, 4]
+    assert rows[1]["loss"] is None and rows[1]["grad_norm"] is None
+    assert rows[0]["images_per_second"] == 8 and rows[0]["images"] == 4
+    assert (tmp_path / "loss.png").read_bytes().startswith(b"\x89PNG")
+    assert "ETA 0:00:03" in capsys.readouterr().out
+
+
+def test_bad_images_are_listed_once(tmp_path):
+    assert "2 bad images" in report_bad_images(tmp_path, ["b", "a", "a"])[0]
+    assert report_bad_images(tmp_path, ["a"]) == []
+    assert "3 bad images" in report_bad_images(tmp_path, ["c"])[0]
+    assert (tmp_path / "bad_images.txt").read_text() == "a\nb\nc\n"
+
+
+def test_image_size_must_split_into_patches_of_latents():
+    check_image_size(256, 8, 2)
+    with pytest.raises(UserError, match="250 is not divisible by 16 .*use 240 or 256"):
+        check_image_size(250, 8, 2)
+    with pytest.raises(UserError, match="use 16"):
+        check_image_size(8, 8, 2)
+
+
+@pytest.mark.parametrize(
+    ("scale", "warned"), [(1.0, False), (0.6, False), (0.1, True), (7.0, True)]
+)
+def test_latents_far_from_unit_scale_are_warned_of(scale, warned):
+    latents = scale * torch.randn(64, 4, 8, 8, generator=torch.Generator().manual_seed(0))
+    assert bool(check_first_latents(latents)) is warned

@@ -1,0 +1,303 @@
+"""Whole runs in this process, on one block of 16 channels."""
+
+from __future__ import annotations
+
+import json
+import signal
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import TINY
+from safetensors.torch import load_file
+
+from sit_vit5.checkpoint import open_checkpoint
+from sit_vit5.cli import parse_train
+from sit_vit5.codecs import build_codec
+from sit_vit5.config import TrainConfig
+from sit_vit5.data import build_source
+from sit_vit5.errors import UserError
+from sit_vit5.training import objective
+from sit_vit5.training.trainer import Trainer
+
+
+@pytest.fixture(autouse=True)
+def _in_the_project(monkeypatch):
+    monkeypatch.chdir(Path(__file__).parents[2])
+
+
+def config(folder: Path, *argv: object, name: str = "run") -> TrainConfig:
+    arguments = [*TINY, "--output-dir", folder, "--name", name, *argv]
+    return parse_train([str(argument) for argument in arguments])[0]
+
+
+def trainer(config: TrainConfig, *, resume: Path | None = None, source=None, preview=None):
+    return Trainer(
+        config,
+        source or build_source(config.data),
+        build_codec(config.codec.name, config.codec.path),
+        preview=preview or (lambda networks, path: None),
+        resume=open_checkpoint(resume) if resume else None,
+    )
+
+
+def final(run: Path) -> dict[str, torch.Tensor]:
+    """Every tensor of the newest checkpoint."""
+    folder = open_checkpoint(run).folder
+    return {
+        f"{file.stem}/{name}": tensor
+        for file in sorted(folder.glob("*.safetensors"))
+        for name, tensor in load_file(file).items()
+    }
+
+
+def assert_equal(first: dict, second: dict) -> None:
+    assert first.keys() == second.keys()
+    assert [name for name in first if not (first[name] == second[name]).all()] == []
+
+
+def rows(run: Path) -> list[dict]:
+    return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+
+
+def test_a_run_learns_and_leaves_a_complete_folder(tmp_path):
+    drawn = []
+    settings = config(tmp_path, "--steps", 60, "--optimizer.lr", 3e-3, "--preview.every", 30)
+    code = trainer(settings, preview=lambda networks, path: drawn.append(list(networks))).run()
+    run = tmp_path / "run"
+    losses = [row["loss"] for row in rows(run)]
+    assert code == 0
+    assert losses[-1] < 0.8 * losses[0]
+    assert drawn == [["raw", "EMA 0.99", "EMA 0.995"]] * 2
+    names = {path.name for path in run.iterdir()}
+    assert {"config.yaml", "metrics.jsonl", "loss.png", "latest", "checkpoints"} <= names
+    checkpoint = open_checkpoint(run)
+    assert checkpoint.config == settings
+    assert checkpoint.state.step == 60 and checkpoint.state.images_seen == 960
+    assert checkpoint.state.class_names == tuple("0123456789")
+
+
+def test_first_loss_is_one_plus_the_power_of_the_latents(tmp_path):
+    settings = config(tmp_path, "--steps", 1, "--batch-size", 1024, "--accumulation", 4)
+    run = trainer(settings)
+    power = (run.source.images / 127.5 - 1) ** 2
+    run.run()
+    assert rows(tmp_path / "run")[0]["loss"] == pytest.approx(1 + power.mean(), rel=0.02)
+
+
+@pytest.mark.parametrize("stop_at", [1, 5])
+def test_a_resumed_run_equals_an_uninterrupted_one_to_the_bit(tmp_path, stop_at):
+    options = ("--steps", 9, "--batch-size", 48, "--accumulation", 2)
+    trainer(config(tmp_path, *options, name="whole")).run()
+    run = trainer(config(tmp_path, *options, name="cut"))
+    after_step = run._after_step
+
+    def interrupt_after() -> None:
+        after_step()
+        if run.step == stop_at:
+            signal.raise_signal(signal.SIGTERM)
+
+    run._after_step = interrupt_after
+    assert run.run() == 128 + signal.SIGTERM
+    cut = tmp_path / "cut"
+    assert open_checkpoint(cut).state.step == stop_at
+    assert trainer(open_checkpoint(cut).config, resume=cut).run() == 0
+    assert_equal(final(tmp_path / "whole"), final(cut))
+    assert [row["step"] for row in rows(cut)] == list(range(1, 10))
+    assert [r["loss"] for r in rows(cut)] == [r["loss"] for r in rows(tmp_path / "whole")]
+
+
+def test_resume_passes_an_epoch_boundary_exactly(tmp_path, image_folder):
+    data = ("--data.source", "folder", "--data.path", image_folder, "--data.horizontal-flip", True)
+    options = (*data, "--batch-size", 16, "--steps", 7, "--checkpoint.every", 1)
+    trainer(config(tmp_path, *options, name="whole")).run()
+    whole = open_checkpoint(tmp_path / "whole")
+    trainer(replace(whole.config, name="cut", steps=4)).run()
+    trainer(whole.config, resume=tmp_path / "cut").run()
+    assert_equal(final(tmp_path / "whole"), final(tmp_path / "cut"))
+
+
+def test_accumulation_changes_only_rounding(tmp_path):
+    for parts in (1, 4):
+        trainer(config(tmp_path, "--steps", 3, "--accumulation", parts, name=f"{parts}")).run()
+    one, four = final(tmp_path / "1"), final(tmp_path / "4")
+    for name in one:
+        torch.testing.assert_close(one[name], four[name], rtol=1e-4, atol=2e-6)
+
+
+def test_seed_changes_the_run(tmp_path):
+    for seed in (0, 1):
+        trainer(config(tmp_path, "--steps", 1, "--seed", seed, name=f"{seed}")).run()
+    assert rows(tmp_path / "0")[0]["loss"] != rows(tmp_path / "1")[0]["loss"]
+
+
+def test_finished_run_resumed_does_nothing_and_more_steps_go_on(tmp_path):
+    run = tmp_path / "run"
+    trainer(config(tmp_path, "--steps", 2)).run()
+    before = final(run)
+    assert trainer(open_checkpoint(run).config, resume=run).run() == 0
+    assert_equal(before, final(run))
+    trainer(replace(open_checkpoint(run).config, steps=3), resume=run).run()
+    assert open_checkpoint(run).state.step == 3
+
+
+def test_non_finite_steps_are_skipped_counted_and_survived(tmp_path, monkeypatch):
+    poison(monkeypatch, steps={2, 3})
+    run = trainer(config(tmp_path, "--steps", 6))
+    run.run()
+    state = open_checkpoint(tmp_path / "run").state
+    assert (state.skipped_steps, state.skipped_in_a_row, state.step) == (2, 0, 6)
+    assert all(tensor.isfinite().all() for tensor in final(tmp_path / "run").values())
+    assert [row["loss"] is None for row in rows(tmp_path / "run")] == [
+        False, False, True, True, False, False,
+    ]  # fmt: skip
+
+
+def test_ten_non_finite_steps_in_a_row_stop_the_run(tmp_path, monkeypatch):
+    poison(monkeypatch, steps=set(range(4, 100)))
+    with pytest.raises(UserError, match="10 steps in a row, up to step 14.*step_00000") as error:
+        trainer(config(tmp_path, "--steps", 50)).run()
+    assert "\n" not in str(error.value)
+    assert open_checkpoint(tmp_path / "run").state.step <= 14
+    assert all(tensor.isfinite().all() for tensor in final(tmp_path / "run").values())
+
+
+def poison(monkeypatch, steps: set[int]) -> None:
+    """Makes the loss NaN at some steps, as an overflow would."""
+    original = objective.Objective.loss
+
+    def loss(self, model, latents, labels, *, step, micro):
+        losses = original(self, model, latents, labels, step=step, micro=micro)
+        return losses * float("nan") if step in steps else losses
+
+    monkeypatch.setattr(objective.Objective, "loss", loss)
+
+
+def test_the_folder_of_another_run_is_refused(tmp_path):
+    trainer(config(tmp_path, "--steps", 1)).run()
+    with pytest.raises(UserError, match=r"holds another run, at step 1; continue it with --resume"):
+        trainer(config(tmp_path, "--steps", 1))
+
+
+def test_a_run_in_use_is_refused(tmp_path):
+    first = trainer(config(tmp_path, "--steps", 1))
+    second = trainer(config(tmp_path, "--steps", 1))
+    with pytest.raises(UserError, match="in use by another training run"):
+        first.preview = lambda networks, path: second.run()
+        first.config = replace(first.config, preview=replace(first.config.preview, every=1))
+        first.run()
+
+
+def test_resume_refuses_another_model_data_or_objective(tmp_path):
+    run = tmp_path / "run"
+    trainer(config(tmp_path, "--steps", 1)).run()
+    trained = open_checkpoint(run).config
+    for changed, message in (
+        (replace(trained, backbone=replace(trained.backbone, depth=2)), "backbone.depth: 1 -> 2"),
+        (replace(trained, seed=5), "seed: 0 -> 5"),
+        (replace(trained, data=replace(trained.data, unconditional=True)), "other data"),
+    ):
+        with pytest.raises(UserError, match=message):
+            trainer(changed, resume=run)
+
+
+def test_resume_refuses_to_rewind_over_newer_checkpoints(tmp_path):
+    trainer(config(tmp_path, "--steps", 4)).run()
+    old = tmp_path / "run" / "checkpoints" / "step_0000002"
+    with pytest.raises(UserError, match="not the newest checkpoint of its run"):
+        trainer(open_checkpoint(old).config, resume=old)
+
+
+def test_init_from_starts_a_new_run_with_the_averaged_weights(tmp_path, capsys):
+    trainer(config(tmp_path, "--steps", 8, "--optimizer.lr", 1e-2, name="old")).run()
+    settings = config(tmp_path, "--steps", 1, "--init-from", tmp_path / "old", name="new")
+    new = trainer(settings)
+    average = open_checkpoint(tmp_path / "old").weights("ema")
+    assert all((new.model.state_dict()[name] == average[name]).all() for name in average)
+    assert new.step == 0
+    other = config(
+        tmp_path, "--steps", 1, "--init-from", tmp_path / "old", "--data.unconditional", True,
+        "--backbone.recipe.registers", 1, "--preview.guidance-scale", 1, name="other",
+    )  # fmt: skip
+    trainer(other).run()
+    said = capsys.readouterr().out
+    assert "not taken, freshly initialised: registers" in said
+    wrong = config(tmp_path, "--init-from", tmp_path / "old", "--backbone.width", 32, name="w")
+    with pytest.raises(UserError, match="no weight"):
+        trainer(replace(wrong, backbone=replace(wrong.backbone, patch_size=4, depth=1)))
+
+
+def test_an_unconditional_run_trains(tmp_path):
+    settings = config(tmp_path, "--steps", 2, "--data.unconditional", True)
+    assert trainer(settings).run() == 0
+    assert open_checkpoint(tmp_path / "run").state.class_names == ()
+
+
+def test_bf16_trains_to_a_falling_finite_loss(tmp_path):
+    settings = config(
+        tmp_path, "--steps", 60, "--precision", "bf16", "--optimizer.lr", 3e-3,
+        "--checkpoint.every", 0,
+    )  # fmt: skip
+    trainer(settings).run()
+    losses = [row["loss"] for row in rows(tmp_path / "run")]
+    assert losses[-1] < 0.8 * losses[0]
+    assert {t.dtype for t in final(tmp_path / "run").values()} == {torch.float32}
+
+
+def test_a_bad_image_saves_what_there_is_and_names_the_file(tmp_path, image_folder):
+    bad = image_folder / "dog" / "07.png"
+    data = ("--data.source", "folder", "--data.path", image_folder, "--batch-size", 4)
+    settings = config(tmp_path, "--steps", 6, "--checkpoint.every", 0, *data)
+    run = trainer(settings)
+    bad.write_bytes(b"broken")
+    with pytest.raises(UserError, match="07.png: cannot be decoded"):
+        run.run()
+    assert open_checkpoint(tmp_path / "run").state.step == run.step
+    skipping = replace(settings, data=replace(settings.data, on_bad_image="skip"))
+    assert trainer(skipping, resume=tmp_path / "run").run() == 0
+    assert "07.png" in (tmp_path / "run" / "bad_images.txt").read_text()
+
+
+def test_keep_removes_old_checkpoints_but_never_the_newest(tmp_path):
+    trainer(config(tmp_path, "--steps", 7, "--checkpoint.keep", 2)).run()
+    folders = sorted(p.name for p in (tmp_path / "run" / "checkpoints").iterdir())
+    assert folders == ["step_0000006", "step_0000007"]
+
+
+def test_batch_and_data_that_do_not_fit_are_refused_before_the_folder_exists(tmp_path):
+    for options, message in (
+        (("--batch-size", 10, "--accumulation", 3), "use 9 or 12"),
+        (("--batch-size", 2000), "1437 images are fewer"),
+        (("--backbone.patch-size", 3), "image_size 8 is not divisible by 3.*use 6 or 9"),
+    ):
+        with pytest.raises(UserError, match=message):
+            trainer(config(tmp_path, *options))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_launcher_with_another_precision_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "fp16")
+    with pytest.raises(UserError, match="mixed_precision fp16.*precision fp32"):
+        trainer(config(tmp_path, "--steps", 1))
+
+
+def test_drawing_cannot_change_the_weights_in_training(tmp_path):
+    def vandal(networks, path) -> None:
+        for network in networks.values():
+            for parameter in network.parameters():
+                parameter.data.zero_()
+
+    options = ("--steps", 4, "--preview.every", 1)
+    trainer(config(tmp_path, *options, name="drawn"), preview=vandal).run()
+    trainer(config(tmp_path, "--steps", 4, name="plain")).run()
+    assert_equal(final(tmp_path / "plain"), final(tmp_path / "drawn"))
+
+
+def test_compiled_blocks_give_the_same_checkpoint_keys(tmp_path):
+    trainer(config(tmp_path, "--steps", 2, name="eager")).run()
+    trainer(config(tmp_path, "--steps", 2, "--compile", True, name="compiled")).run()
+    eager, compiled = final(tmp_path / "eager"), final(tmp_path / "compiled")
+    assert eager.keys() == compiled.keys()
+    for name in eager:
+        torch.testing.assert_close(eager[name], compiled[name], rtol=1e-3, atol=1e-4)
