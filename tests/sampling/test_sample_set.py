@@ -1,0 +1,93 @@
+"""The sample set on disk: filled by index, killed, continued, refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from sit_vit5.errors import UserError
+from sit_vit5.files import lock
+from sit_vit5.sampling.sample_set import SampleSet
+
+SETTINGS = {"seed": 0, "steps": 5}
+SHAPE = (2, 3, 1)
+
+
+def images(indices: range) -> np.ndarray:
+    return np.stack([np.full(SHAPE, index, np.uint8) for index in indices])
+
+
+def opened(folder: Path, count: int = 10, settings: dict = SETTINGS) -> SampleSet:
+    samples = SampleSet(folder, settings, count=count, shape=SHAPE)
+    assert not samples.prepare()
+    samples.open()
+    return samples
+
+
+def test_a_set_filled_in_any_order_over_two_sessions_is_packed_in_index_order(tmp_path):
+    first = opened(tmp_path)
+    first.write(range(5, 10), images(range(5, 10)), evaluations=7, passes=14)
+    del first  # killed
+    second = opened(tmp_path)
+    assert second.missing(range(0, 5)) and not second.missing(range(5, 10))
+    with pytest.raises(UserError, match="5 of 10 images are missing"):
+        second.finish([0] * 10, {})
+    second.write(range(0, 5), images(range(0, 5)), evaluations=7, passes=14)
+    archive = second.finish(list(range(10)), {"device": "cpu"})
+    packed = np.load(archive)
+    assert packed.files == ["arr_0"]
+    assert (packed["arr_0"] == images(range(10))).all()
+    manifest = json.loads((tmp_path / "samples.json").read_text())
+    assert manifest["settings"] == SETTINGS and manifest["complete"]
+    assert (manifest["evaluations_per_image"], manifest["network_passes_per_image"]) == (7, 14)
+    assert manifest["labels"] == list(range(10)) and manifest["device"] == "cpu"
+    assert {p.name for p in tmp_path.iterdir()} == {"samples.npz", "samples.json"}
+    assert SampleSet(tmp_path, SETTINGS, count=10, shape=SHAPE).prepare()
+
+
+def test_the_archive_is_the_same_file_for_the_same_images(tmp_path):
+    archives = []
+    for name in ("a", "b"):
+        samples = opened(tmp_path / name)
+        samples.write(range(10), images(range(10)), 1, 1)
+        archives.append(samples.finish([0] * 10, {}).read_bytes())
+    assert archives[0] == archives[1]
+
+
+def test_other_settings_are_refused_before_and_after_completion(tmp_path):
+    samples = opened(tmp_path)
+    other = SampleSet(tmp_path, SETTINGS | {"seed": 1}, count=10, shape=SHAPE)
+    with pytest.raises(UserError, match=r"other settings \(seed: 0 -> 1\)"):
+        other.prepare()
+    samples.write(range(10), images(range(10)), 1, 1)
+    before = samples.finish([0] * 10, {}).read_bytes()
+    with pytest.raises(UserError, match="other settings"):
+        other.prepare()
+    assert (tmp_path / "samples.npz").read_bytes() == before
+
+
+def test_foreign_files_are_not_touched(tmp_path):
+    np.savez(tmp_path / "samples.npz", np.zeros(3))
+    with pytest.raises(UserError, match="exists without a manifest"):
+        SampleSet(tmp_path, SETTINGS, count=10, shape=SHAPE).prepare()
+    (tmp_path / "samples.json").write_text("[]")
+    with pytest.raises(UserError, match="not a manifest"):
+        SampleSet(tmp_path, SETTINGS, count=10, shape=SHAPE).prepare()
+
+
+def test_a_set_larger_than_the_disk_is_refused_before_it_is_begun(tmp_path):
+    with pytest.raises(UserError, match="need .* GB while packing"):
+        SampleSet(tmp_path / "x", SETTINGS, count=10**12, shape=(64, 64, 3)).prepare()
+    assert not (tmp_path / "x").exists()
+
+
+def test_a_folder_in_use_is_refused(tmp_path):
+    with lock(tmp_path, "sampling run"):
+        with pytest.raises(UserError, match="in use by another sampling run"):
+            with lock(tmp_path, "sampling run"):
+                pass
+    with lock(tmp_path, "sampling run"):
+        pass

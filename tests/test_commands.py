@@ -1,0 +1,285 @@
+"""Every command as a user runs it: its own process, its exit status, its last line."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from conftest import ROOT, TINY, command_environment, command_line
+from PIL import Image
+from safetensors.torch import load_file
+
+from sit_vit5.checkpoint import open_checkpoint
+
+SCRIPTS = ("train_sit.py", "sample/grid.py", "sample/generate.py", "evaluate/metrics.py")
+
+
+def final(run: Path) -> dict:
+    """Every tensor of the newest checkpoint."""
+    folder = open_checkpoint(run).folder
+    return {
+        f"{file.stem}/{name}": tensor
+        for file in sorted(folder.glob("*.safetensors"))
+        for name, tensor in load_file(file).items()
+    }
+
+
+def assert_equal(first: dict, second: dict) -> None:
+    assert first.keys() == second.keys()
+    assert [name for name in first if not (first[name] == second[name]).all()] == []
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory) -> Path:
+    """A run of the tiny configuration, trained once."""
+    folder = tmp_path_factory.mktemp("runs")
+    finished = subprocess.run(
+        command_line("train_sit.py", *TINY, "--output-dir", folder, "--preview.every", 6),
+        cwd=ROOT,
+        env=command_environment(),
+        capture_output=True,
+        text=True,
+    )
+    assert finished.returncode == 0, finished.stderr[-3000:]
+    return folder / "tiny"
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_help_lists_every_option_and_imports_no_torch(script):
+    code = (
+        "import runpy, sys\n"
+        f"sys.argv = [{script!r}, '--help']\n"
+        "try:\n"
+        f"    runpy.run_path({script!r}, run_name='__main__')\n"
+        "except SystemExit as stop:\n"
+        "    assert not stop.code\n"
+        "assert 'torch' not in sys.modules\n"
+    )
+    shown = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    assert shown.returncode == 0, shown.stderr
+    assert "default" in shown.stdout
+    expected = {
+        "train_sit.py": ["--resume", "--backbone.recipe.layer-scale", "--optimizer.lr FLOAT"],
+        "sample/grid.py": ["--checkpoint", "--columns"],
+        "sample/generate.py": ["--num-samples", "--labels {random,balanced}"],
+        "evaluate/metrics.py": ["--reference", "--inception-weights"],
+    }[script]
+    assert all(option in shown.stdout for option in expected)
+
+
+def test_a_trained_run_holds_a_preview_and_its_log(trained):
+    assert Image.open(trained / "samples" / "step_0000006.png").size[0] > 100
+    rows = [json.loads(line) for line in (trained / "metrics.jsonl").read_text().splitlines()]
+    assert [row["step"] for row in rows] == [1, 2, 3, 4, 5, 6]
+
+
+def test_grid_writes_a_labelled_picture_and_prints_its_path(command, trained, tmp_path):
+    out = tmp_path / "deep" / "grid.png"
+    shown = command(
+        "sample/grid.py", "--checkpoint", trained / "latest", "--steps", 2, "--columns", 3,
+        "--classes", "7", "3", "--out", out,
+    )  # fmt: skip
+    assert shown.stdout.splitlines()[-1] == str(out)
+    width, height = Image.open(out).size
+    assert 3 * 64 < width < 3 * 64 + 120 and 2 * 64 < height < 2 * 64 + 60
+
+
+def test_generate_makes_the_same_set_on_one_and_two_processes(command, trained, tmp_path):
+    options = ("--checkpoint", trained, "--num-samples", 17, "--batch-size", 4, "--steps", 2)
+    outs = [tmp_path / "one", tmp_path / "two"]
+    for processes, out in enumerate(outs, start=1):
+        shown = command("sample/generate.py", *options, "--out", out, processes=processes)
+        assert shown.stdout.splitlines()[-1] == str(out / "samples.npz")
+    one, two = (np.load(out / "samples.npz")["arr_0"] for out in outs)
+    assert one.shape == (17, 8, 8, 1) and one.dtype == np.uint8
+    assert (one == two).all()
+    assert len(np.unique(one.reshape(17, -1), axis=0)) == 17
+    facts = [json.loads((out / "samples.json").read_text()) for out in outs]
+    assert facts[0]["settings"] == facts[1]["settings"]
+    assert [fact["processes"] for fact in facts] == [1, 2]
+    assert facts[0]["evaluations_per_image"] == 4 and len(facts[0]["labels"]) == 17
+
+
+def test_generate_killed_and_run_again_makes_what_is_missing(command, trained, tmp_path):
+    def options(out: Path) -> list[object]:
+        return [
+            "--checkpoint", trained, "--num-samples", 600, "--batch-size", 4, "--steps", 20,
+            "--guidance-scale", 1.5, "--out", out,
+        ]  # fmt: skip
+
+    command("sample/generate.py", *options(tmp_path / "whole"))
+    cut = tmp_path / "cut"
+    process = subprocess.Popen(
+        command_line("sample/generate.py", *options(cut)),
+        cwd=ROOT, env=command_environment(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+    )  # fmt: skip
+    cost = cut / "samples.partial" / "cost.npy"
+    wait_for(lambda: cost.exists() and (np.load(cost)[:, 0] > 0).sum() >= 40)
+    second = command("sample/generate.py", *options(cut), check=False)
+    assert second.returncode == 2 and "in use by another sampling run" in second.stderr
+    process.kill()
+    process.wait()
+    done = int((np.load(cost)[:, 0] > 0).sum())
+    assert 40 <= done < 600
+    other = command("sample/generate.py", *options(cut), "--seed", 1, check=False)
+    assert other.returncode == 2 and "other settings (sampler" in other.stderr
+    command("sample/generate.py", *options(cut))
+    made = json.loads((cut / "samples.json").read_text())
+    assert made["images_made_by_main_process_in_last_session"] == 600 - done
+    assert (cut / "samples.npz").read_bytes() == (tmp_path / "whole" / "samples.npz").read_bytes()
+    again = command("sample/generate.py", *options(cut))
+    assert "complete already" in again.stdout
+
+
+def wait_for(condition, seconds: float = 120) -> None:
+    """Polls until the condition holds."""
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "timed out"
+        time.sleep(0.01)
+
+
+def test_training_killed_at_several_moments_ends_bit_identical(command, tmp_path):
+    options = [*TINY, "--steps", 300, "--checkpoint.every", 10, "--log-every", 10]
+    options += ["--output-dir", tmp_path]
+    command("train_sit.py", *options, "--name", "whole")
+    run = tmp_path / "cut"
+    for stop_at in (30, 120, 210):
+        arguments = ["--resume", run] if run.exists() else [*options, "--name", "cut"]
+        process = subprocess.Popen(
+            command_line("train_sit.py", *arguments),
+            cwd=ROOT, env=command_environment(),
+            stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+        )  # fmt: skip
+        wait_for(lambda at=stop_at: reached(run) >= at)
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        assert stop_at <= reached(run) < 300
+    command("train_sit.py", "--resume", run)
+    assert_equal(final(tmp_path / "whole"), final(run))
+
+
+def reached(run: Path) -> int:
+    """Step that `latest` names; -1 before the first checkpoint."""
+    pointer = run / "latest"
+    return int(pointer.read_text().strip()[-7:]) if pointer.is_file() else -1
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_an_interrupted_run_saves_and_says_how_to_go_on(tmp_path, number, code):
+    process = subprocess.Popen(
+        command_line("train_sit.py", *TINY, "--steps", 100_000, "--output-dir", tmp_path,
+                     "--checkpoint.every", 0),
+        cwd=ROOT, env=command_environment(), text=True,
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+    )  # fmt: skip
+    log = tmp_path / "tiny" / "metrics.jsonl"
+    wait_for(lambda: log.is_file() and len(log.read_text().splitlines()) > 3)
+    process.send_signal(number)
+    output, errors = process.communicate(timeout=60)
+    assert process.returncode == code
+    last = output.splitlines()[-1]
+    assert f"continue with: python train_sit.py --resume {tmp_path / 'tiny'}" in last
+    assert reached(tmp_path / "tiny") == int(last.split("at step ")[1].split(";")[0]) > 0
+    assert "Traceback" not in errors
+
+
+def test_two_processes_train_like_one_and_resume_to_the_bit(command, tmp_path):
+    def options(name: str) -> list[object]:
+        return [*TINY, "--output-dir", tmp_path, "--name", name, "--accumulation", 2]
+
+    command("train_sit.py", *options("one"))
+    command("train_sit.py", *options("two"), processes=2)
+    command("train_sit.py", *options("cut"), "--steps", 3, processes=2)
+    command("train_sit.py", "--resume", tmp_path / "cut", "--steps", 6, processes=2)
+    one, two = final(tmp_path / "one"), final(tmp_path / "two")
+    for name in one:
+        assert (one[name] - two[name]).abs().max() < 1e-5, name
+    assert_equal(two, final(tmp_path / "cut"))
+
+
+def test_two_processes_save_when_one_signal_arrives(tmp_path):
+    process = subprocess.Popen(
+        command_line("train_sit.py", *TINY, "--steps", 100_000, "--output-dir", tmp_path,
+                     "--checkpoint.every", 0, processes=2),
+        cwd=ROOT, env=command_environment(), text=True,
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+    )  # fmt: skip
+    log = tmp_path / "tiny" / "metrics.jsonl"
+    wait_for(lambda: log.is_file() and len(log.read_text().splitlines()) > 3)
+    process.send_signal(signal.SIGTERM)
+    output, _ = process.communicate(timeout=60)
+    assert "interrupted at step" in output
+    assert reached(tmp_path / "tiny") > 0
+
+
+BAD_COMMANDS = {
+    "no data": (["train_sit.py"], "no data given.*configs/digits.yaml"),
+    "unknown model": (["train_sit.py", "--model", "ViT5-XXL"], "nearest: ViT5-XL"),
+    "absent folder": (["train_sit.py", "--data.path", "absent"], "absent does not exist"),
+    "batch": (["train_sit.py", *TINY, "--batch-size", "15", "--accumulation", "2"], "14 or 16"),
+    "absent run": (["train_sit.py", "--resume", "runs/absent"], "does not exist"),
+    "absent checkpoint": (["sample/grid.py", "--checkpoint", "absent"], "does not exist"),
+    "absent samples": (["evaluate/metrics.py", "absent", "--reference", "digits",
+                        "--features", "pixels"], "absent does not exist"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", BAD_COMMANDS)
+def test_a_wrong_command_gets_one_line_and_status_two(command, name):
+    (script, *arguments), message = BAD_COMMANDS[name]
+    failed = command(script, *arguments, check=False)
+    assert failed.returncode == 2
+    (line,) = failed.stderr.strip().splitlines()
+    assert line.startswith("error: ")
+    import re
+
+    assert re.search(message, line)
+
+
+def test_a_class_outside_the_range_is_named(command, trained):
+    failed = command("sample/grid.py", "--checkpoint", trained, "--classes", 10, check=False)
+    assert failed.returncode == 2 and "class '10' is neither a name nor in 0..9" in failed.stderr
+
+
+def test_metrics_prints_a_table_and_the_path_of_its_json(command, trained, tmp_path):
+    command(
+        "sample/generate.py", "--checkpoint", trained, "--num-samples", 20, "--steps", 1,
+        "--labels", "balanced", "--out", tmp_path / "s",
+    )  # fmt: skip
+    shown = command(
+        "evaluate/metrics.py", tmp_path / "s" / "samples.npz", "--reference", "digits:held-out",
+        "--features", "pixels", "--floor", "digits:train", "--agreement", "digits",
+    )  # fmt: skip
+    path = Path(shown.stdout.splitlines()[-1])
+    result = json.loads(path.read_text())
+    assert path == tmp_path / "s" / "metrics.json"
+    assert result["frechet_distance"] > 10 * result["floor_frechet_distance"]
+    assert result["manifest"]["settings"]["sampler"]["steps"] == 1
+    assert "floor: digits:train" in shown.stdout
+
+
+def test_a_full_disk_during_training_leaves_the_last_checkpoint(tmp_path):
+    # A file size limit stands in for the disk: the first checkpoint fits, a larger one does not.
+    code = (
+        "import resource, signal, sys\n"
+        "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (60_000, 60_000))\n"
+        "sys.argv[0] = 'train_sit.py'\n"
+        "import runpy; runpy.run_path('train_sit.py', run_name='__main__')\n"
+    )
+    failed = subprocess.run(
+        [sys.executable, "-c", code, *TINY, "--output-dir", str(tmp_path)],
+        cwd=ROOT, env=command_environment(), capture_output=True, text=True, timeout=120,
+    )  # fmt: skip
+    assert failed.returncode == 2
+    assert "cannot save the checkpoint of step 2" in failed.stderr
+    assert "last good checkpoint" in failed.stderr and "step_0000000" in failed.stderr
+    assert open_checkpoint(tmp_path / "tiny").state.step == 0
+    assert not list(tmp_path.rglob("*.partial"))
