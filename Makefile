@@ -10,6 +10,7 @@ SAMPLES = $(RUN)/samples/demo
 
 # The virtual environment, installed once and again when the requirements change.
 $(VENV)/installed: pyproject.toml
+	@echo "installing into $(VENV): one to some minutes, several GB where torch comes with CUDA"
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --editable ".[test]"
 	touch $@

@@ -96,7 +96,8 @@ class RunLog:
         norm_axis = loss_axis.twinx()
         norm_axis.plot(steps, [row["grad_norm"] for row in rows], color="tab:orange", alpha=0.5)
         norm_axis.set(ylabel="gradient norm before clipping", yscale="log")
-        figure.legend(handles=loss_axis.lines + norm_axis.lines, labels=["loss", "gradient norm"])
+        lines = [*loss_axis.lines, *norm_axis.lines]
+        loss_axis.legend(lines, ["loss", "gradient norm"], loc="upper right")
         partial = self.run / (LOSS_PLOT + ".partial")
         figure.savefig(partial, format="png", dpi=110)
         partial.replace(self.run / LOSS_PLOT)
