@@ -19,7 +19,13 @@ def main(argv: list[str]) -> int:
         config,
         source,
         codec,
-        preview=GridPreview(config.preview, codec, source.class_names, seed=config.seed),
+        preview=GridPreview(
+            config.preview,
+            codec,
+            source.class_names,
+            seed=config.seed,
+            precision=config.precision,
+        ),
         resume=open_checkpoint(checkpoint) if checkpoint else None,
     )
     return trainer.run()

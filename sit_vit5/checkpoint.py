@@ -39,6 +39,7 @@ from sit_vit5.run_folder import (
 SCHEMA = 1
 MODEL_FILE = "model.safetensors"
 OPTIMIZER_FILE = "optimizer.safetensors"
+LABEL_TABLE = "conditioning.labels.weight"
 
 
 @dataclass(frozen=True)
@@ -182,13 +183,21 @@ def load_weights(model: Denoiser, weights: dict[str, Tensor], source: Path) -> N
     model.load_state_dict(weights)
 
 
-def init_weights(model: Denoiser, checkpoint: Checkpoint) -> tuple[int, list[str]]:
-    """Copies the averaged weights that fit by name and shape: how many, and what was left."""
+def init_weights(
+    model: Denoiser, checkpoint: Checkpoint, class_names: tuple[str, ...]
+) -> tuple[int, list[str]]:
+    """Copies the averaged weights that fit by name and shape: how many, and what was left.
+
+    The label table is left where the classes are others, whatever its shape: row 3 would mean
+    another class (row D21).
+    """
     weights, own = checkpoint.weights("ema"), model.state_dict()
     fitting = {
         key: tensor
         for key, tensor in weights.items()
-        if key in own and own[key].shape == tensor.shape
+        if key in own
+        and own[key].shape == tensor.shape
+        and (key != LABEL_TABLE or class_names == checkpoint.state.class_names)
     }
     left = [key for key in own if key not in fitting]
     if not fitting:

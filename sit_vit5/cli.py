@@ -47,10 +47,10 @@ class TrainCommand:
 
 
 def run(main: Callable[[list[str]], int | None]) -> None:
-    """Runs a command: a UserError becomes one line on stderr and exit status 2."""
+    """Runs a command: a user's or the system's error becomes one line and exit status 2."""
     try:
         code = main(sys.argv[1:])
-    except UserError as error:
+    except (UserError, OSError) as error:  # OSError: no permission, no space, no such file
         _print_error(error, launch_rank())
         code = 2
     except KeyboardInterrupt:
@@ -61,7 +61,7 @@ def run(main: Callable[[list[str]], int | None]) -> None:
     sys.exit(code or 0)
 
 
-def _print_error(error: UserError, rank: int) -> None:
+def _print_error(error: Exception, rank: int) -> None:
     """One line for all ranks: the others wait, and the launcher ends them if rank 0 failed too."""
     if rank:
         time.sleep(OTHER_RANKS_WAIT)

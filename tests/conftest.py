@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from helpers import ROOT, command_environment, command_line
 from PIL import Image
-
-ROOT = Path(__file__).parents[1]
-
-TINY = ("--config", "tests/tiny.yaml")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -53,20 +48,6 @@ def command() -> Callable[..., subprocess.CompletedProcess]:
         return finished
 
     return run
-
-
-def command_line(script: str, *arguments: object, processes: int = 1) -> list[str]:
-    """The command that runs a script on one process, or on several under torchrun."""
-    launcher = [sys.executable]
-    if processes > 1:
-        launcher += ["-m", "torch.distributed.run", "--nproc-per-node", str(processes)]
-        launcher += ["--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0"]
-    return [*launcher, script, *map(str, arguments)]
-
-
-def command_environment() -> dict[str, str]:
-    """One thread per process, so that two pytest workers share two cores."""
-    return os.environ | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "PYTHONPATH": str(ROOT)}
 
 
 @pytest.fixture

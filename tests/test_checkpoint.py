@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import TINY
+from helpers import TINY
 from safetensors import SafetensorError
 
 from sit_vit5 import checkpoint as module

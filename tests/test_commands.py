@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import ROOT, TINY, command_environment, command_line
+from helpers import ROOT, TINY, command_environment, command_line
 from PIL import Image
 from safetensors.torch import load_file
 

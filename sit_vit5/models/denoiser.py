@@ -84,8 +84,10 @@ class Denoiser(nn.Module):
         for block in self.blocks:
             x = block(x, c, rope)
         shift, scale = self.final_modulation(c)
-        x = self.final(modulate(self.final_norm(x[:, :patches]), shift, scale))
-        return unpatchify(x, grid, self.backbone.patch_size).float()
+        # fp32: the output layer costs nothing, and bf16 would round every prediction to 8 bits.
+        with torch.autocast(x.device.type, enabled=False):
+            x = self.final(modulate(self.final_norm(x[:, :patches].float()), shift, scale))
+        return unpatchify(x, grid, self.backbone.patch_size)
 
     def grid(self, size: tuple[int, int]) -> tuple[int, int]:
         """Patches per column and row of a latent (h, w)."""
@@ -105,14 +107,16 @@ class Denoiser(nn.Module):
         key = (grid, device)
         if key not in self._rope_tables:
             recipe = self.backbone.recipe
-            table = rotary_table(
-                grid,
-                self.backbone.width // self.backbone.heads,
-                theta=recipe.rope_theta,
-                registers=recipe.registers,
-                register_theta=recipe.register_theta,
-            )
-            self._rope_tables[key] = None if table is None else table.to(device)
+            # A table made while sampling must serve training later.
+            with torch.inference_mode(False):
+                table = rotary_table(
+                    grid,
+                    self.backbone.width // self.backbone.heads,
+                    theta=recipe.rope_theta,
+                    registers=recipe.registers,
+                    register_theta=recipe.register_theta,
+                )
+                self._rope_tables[key] = None if table is None else table.to(device)
         return self._rope_tables[key]
 
     def _build_positions(self) -> nn.Parameter | None:

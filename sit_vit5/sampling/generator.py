@@ -87,6 +87,8 @@ def choose_labels(
 
 def find_classes(wanted: Sequence[str], class_names: Sequence[str]) -> list[int]:
     """Labels of classes given by name or number; all classes if none is given."""
+    if wanted and not class_names:
+        raise UserError("the model is unconditional: it has no classes to choose from")
     labels = []
     for text in wanted:
         if text in class_names:

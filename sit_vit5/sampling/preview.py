@@ -15,14 +15,20 @@ class GridPreview:
     """Draws every named network from the same noise, at each call the same noise again."""
 
     def __init__(
-        self, config: PreviewConfig, codec: Codec, class_names: tuple[str, ...], *, seed: int
+        self,
+        config: PreviewConfig,
+        codec: Codec,
+        class_names: tuple[str, ...],
+        *,
+        seed: int,
+        precision: str,
     ):
         self.config, self.codec, self.class_names = config, codec, class_names
         self.settings = Settings(
             method=config.method,
             steps=config.steps,
             guidance_scale=config.guidance_scale if class_names else 1.0,
-            precision="fp32",
+            precision=precision,
             seed=seed,
         )
 

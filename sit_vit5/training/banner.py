@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 def banner(trainer: Trainer) -> list[str]:
     """The resolved configuration and the facts that follow from it."""
     config, plan, source = trainer.config, trainer.plan, trainer.source
-    parameters = sum(p.numel() for p in trainer.model.parameters())
+    parameters = sum(p.numel() for p in trainer.learner.model.parameters())
     shape = " x ".join(map(str, trainer.latent_shape))
     classes = _class_list(source.class_names)
     return [

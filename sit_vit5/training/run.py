@@ -7,6 +7,7 @@ from pathlib import Path
 
 from sit_vit5.checkpoint import Checkpoint
 from sit_vit5.cli import differences, dump_config
+from sit_vit5.codecs import Codec
 from sit_vit5.config import TrainConfig
 from sit_vit5.data import Source
 from sit_vit5.errors import UserError
@@ -36,14 +37,25 @@ def check_new(run: Path) -> None:
         )
 
 
-def check_resume(run: Path, resume: Checkpoint, config: TrainConfig, source: Source) -> None:
-    """Refuses a changed model, objective or data set, and a rewind over newer checkpoints."""
+def check_resume(
+    run: Path, resume: Checkpoint, config: TrainConfig, source: Source, codec: Codec
+) -> None:
+    """Refuses another model, objective, codec or data set, and a rewind over newer checkpoints."""
+    if run == resume.folder:
+        raise UserError(
+            f"{run} is a checkpoint outside a run folder; start a new run with --init-from {run}"
+        )
     fixed = {name: getattr(config, name) for name in FIXED_ON_RESUME}
     changed = differences(resume.config, replace(resume.config, **fixed))
     if changed:
         raise UserError(
             f"--resume continues the same run, but {'; '.join(changed)}; "
             "start a new run with --init-from to change this"
+        )
+    if resume.state.codec != codec.identity:
+        raise UserError(
+            f"--resume found the codec {codec.identity}, the run was trained with "
+            f"{resume.state.codec}; give that one with --codec.path"
         )
     if resume.state.data != source.identity or resume.state.class_names != source.class_names:
         raise UserError(

@@ -12,6 +12,7 @@ from pathlib import Path
 from tqdm import tqdm
 
 from sit_vit5.config import TrainConfig
+from sit_vit5.files import write_text
 from sit_vit5.run_folder import METRICS_FILE
 
 LOSS_PLOT = "loss.png"
@@ -122,7 +123,7 @@ class RunLog:
         """A resumed run writes the steps after its checkpoint again: no step stands twice."""
         kept = [row for row in self._rows() if row["step"] <= step]
         if self.path.is_file():
-            self.path.write_text("".join(json.dumps(row) + "\n" for row in kept), encoding="utf-8")
+            write_text(self.path, "".join(json.dumps(row) + "\n" for row in kept))
 
 
 def report_bad_images(run: Path, bad: list[str]) -> list[str]:

@@ -9,13 +9,10 @@ from pathlib import Path
 
 import torch
 from accelerate import Accelerator
-from torch import Tensor
 
 from sit_vit5.checkpoint import (
     Checkpoint,
     State,
-    init_weights,
-    load_weights,
     open_checkpoint,
     prune_checkpoints,
     save_checkpoint,
@@ -32,15 +29,10 @@ from sit_vit5.precision import autocast, check_launcher, set_tf32
 from sit_vit5.run_folder import LATEST_FILE, SAMPLES, step_name
 from sit_vit5.training import run as runs
 from sit_vit5.training.banner import banner, check_first_latents
-from sit_vit5.training.ema import Ema
 from sit_vit5.training.interrupt import Interrupt
+from sit_vit5.training.learner import Learner
 from sit_vit5.training.objective import Objective
-from sit_vit5.training.optimizer import (
-    build_optimizer,
-    learning_rate,
-    load_optimizer_tensors,
-    optimizer_tensors,
-)
+from sit_vit5.training.optimizer import learning_rate
 from sit_vit5.training.run_log import LOSS_PLOT, RunLog, report_bad_images
 from sit_vit5.training.watchdog import Watchdog
 
@@ -67,7 +59,7 @@ class Trainer:
         if resume is None:
             runs.check_new(self.run_folder)
         else:
-            runs.check_resume(self.run_folder, resume, config, source)
+            runs.check_resume(self.run_folder, resume, config, source, codec)
         self.accelerator = Accelerator(mixed_precision="no", cpu=no_accelerator())
         check_joined(self.accelerator.num_processes)
         self.device, self.is_main = self.accelerator.device, self.accelerator.is_main_process
@@ -103,39 +95,26 @@ class Trainer:
                 self.log.close()
 
     def _build(self, resume: Checkpoint | None) -> None:
-        """Network, optimizer, averages and counters, fresh or from a checkpoint."""
+        """The learner and the counters, fresh or from a checkpoint."""
         config = self.config
-        torch.manual_seed(config.seed)  # initial weights only; everything else is keyed
-        self.model = self._new_network()
+        self.learner = Learner(config, self.latent_shape, self.source.class_names, self.device)
         self.step, self.watchdog, self.notes = 0, Watchdog(config.max_skipped), []
         if resume is not None:
-            load_weights(self.model, resume.weights(), resume.folder)
+            self.learner.restore(resume)
             self.step = resume.state.step
             self.watchdog.skipped = resume.state.skipped_steps
             self.watchdog.in_a_row = resume.state.skipped_in_a_row
         elif config.init_from:
-            taken, left = init_weights(self.model, open_checkpoint(config.init_from))
-            self.notes.append(f"initial weights: {taken} tensors from {config.init_from}")
-            if left:
-                self.notes.append(f"not taken, freshly initialised: {', '.join(left)}")
-        self.model.to(self.device)
-        self.optimizer = build_optimizer(self.model, config.optimizer)
-        self.ema = Ema(self.model, config.ema.decays, warmup=config.ema.warmup)
-        if resume is not None:
-            load_optimizer_tensors(self.optimizer, self.model, resume.optimizer())
-            self.ema.load({d: resume.weights(f"ema_{d}") for d in config.ema.decays})
-        if config.compile:
-            for block in self.model.blocks:
-                block.compile(dynamic=False)
+            self.notes = self.learner.init_from(open_checkpoint(config.init_from))
         # Only the network is wrapped: the optimizer and the data order are our own.
-        self.wrapped = self.accelerator.prepare_model(self.model)
+        self.wrapped = self.accelerator.prepare_model(self.learner.model)
         self.objective = Objective(
             config.objective,
             self.codec,
             self.plan,
             config.seed,
             self.latent_shape,
-            self.model.null_label,
+            self.learner.model.null_label,
         )
         self.loss_sum, self.loss_count, self.grad_norm = 0.0, 0, float("nan")
 
@@ -180,14 +159,12 @@ class Trainer:
                 loss.backward()
             step_loss += loss.detach()
         clip = self.config.optimizer.clip_norm or float("inf")
-        self.grad_norm = float(torch.nn.utils.clip_grad_norm_(self.model.parameters(), clip))
+        parameters = self.learner.model.parameters()
+        self.grad_norm = float(torch.nn.utils.clip_grad_norm_(parameters, clip))
         if self.watchdog.accepts(self.grad_norm):
-            for group in self.optimizer.param_groups:
-                group["lr"] = learning_rate(self.config.optimizer, self.step)
-            self.optimizer.step()
-            self.ema.update(self.model, self.step)
+            self.learner.update(self.step)
             self.loss_sum, self.loss_count = self.loss_sum + step_loss, self.loss_count + 1
-        self.optimizer.zero_grad(set_to_none=True)
+        self.learner.optimizer.zero_grad(set_to_none=True)
         self.step += 1
         if self.is_main:
             self.log.step_done(time.perf_counter() - started)
@@ -244,13 +221,14 @@ class Trainer:
     def _draw(self) -> None:
         """The preview grid and the loss curve, on the main process."""
         if self.is_main:
-            networks = {"raw": self._copy(self.model.state_dict())}
-            networks |= {f"EMA {d}": self._copy(w) for d, w in self.ema.averages.items()}
             path = self.run_folder / SAMPLES / f"{step_name(self.step)}.png"
             path.parent.mkdir(exist_ok=True)
-            self.preview(networks, path)
-            self.log.draw_loss()
-        for decay in self.ema.young(self.step):
+            try:
+                self.preview(self.learner.networks(), path)
+                self.log.draw_loss()
+            except (UserError, OSError) as error:  # a picture is not worth a run
+                self._say(f"warning: no preview at step {self.step}: {error}")
+        for decay in self.learner.ema.young(self.step):
             self._say(f"note: the average {decay} still holds initial weights; judge it later")
         self.accelerator.wait_for_everyone()
 
@@ -271,26 +249,10 @@ class Trainer:
                     codec=self.codec.identity,
                 ),
                 self.config,
-                model=self.model.state_dict(),
-                averages=self.ema.averages,
-                optimizer=optimizer_tensors(self.optimizer, self.model),
+                **self.learner.tensors(),
             )
             prune_checkpoints(self.run_folder, self.config.checkpoint.keep)
         self.accelerator.wait_for_everyone()
-
-    def _new_network(self) -> Denoiser:
-        return Denoiser(
-            self.config.backbone,
-            in_channels=self.latent_shape[0],
-            input_size=self.latent_shape[1:],
-            num_classes=len(self.source.class_names),
-        )
-
-    def _copy(self, weights: dict[str, Tensor]) -> Denoiser:
-        """A network of its own, so that drawing cannot touch the weights in training."""
-        network = self._new_network().to(self.device)
-        network.load_state_dict(weights)
-        return network.eval().requires_grad_(False)
 
     def _any(self, number: int) -> int:
         """The largest signal number any rank has received, the same on all ranks."""

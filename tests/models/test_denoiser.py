@@ -178,6 +178,14 @@ def test_rotary_table_is_built_once_per_grid(monkeypatch):
     assert len(built) == 2
 
 
+def test_a_table_made_while_sampling_serves_training():
+    model = randomise(tiny())
+    with torch.inference_mode():
+        model(*inputs(model))
+    model(*inputs(model)).sum().backward()
+    assert model.blocks[0].attention.qkv.weight.grad.abs().max() > 0
+
+
 def test_state_dict_has_no_tables_and_loads_onto_a_meta_model():
     model = randomise(tiny())
     with torch.device("meta"):

@@ -32,10 +32,10 @@ def test_a_set_filled_in_any_order_over_two_sessions_is_packed_in_index_order(tm
     first.write(range(5, 10), images(range(5, 10)), evaluations=7, passes=14)
     del first  # killed
     second = opened(tmp_path)
-    assert second.missing(range(0, 5)) and not second.missing(range(5, 10))
+    assert second.missing(range(5)) and not second.missing(range(5, 10))
     with pytest.raises(UserError, match="5 of 10 images are missing"):
         second.finish([0] * 10, {})
-    second.write(range(0, 5), images(range(0, 5)), evaluations=7, passes=14)
+    second.write(range(5), images(range(5)), evaluations=7, passes=14)
     archive = second.finish(list(range(10)), {"device": "cpu"})
     packed = np.load(archive)
     assert packed.files == ["arr_0"]

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import shutil
 import signal
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
-from conftest import TINY
+from helpers import TINY
 from safetensors.torch import load_file
 
 from sit_vit5.checkpoint import open_checkpoint
@@ -18,6 +19,7 @@ from sit_vit5.codecs import build_codec
 from sit_vit5.config import TrainConfig
 from sit_vit5.data import build_source
 from sit_vit5.errors import UserError
+from sit_vit5.files import lock
 from sit_vit5.training import objective
 from sit_vit5.training.trainer import Trainer
 
@@ -181,12 +183,11 @@ def test_the_folder_of_another_run_is_refused(tmp_path):
 
 
 def test_a_run_in_use_is_refused(tmp_path):
-    first = trainer(config(tmp_path, "--steps", 1))
-    second = trainer(config(tmp_path, "--steps", 1))
-    with pytest.raises(UserError, match="in use by another training run"):
-        first.preview = lambda networks, path: second.run()
-        first.config = replace(first.config, preview=replace(first.config.preview, every=1))
-        first.run()
+    waiting = trainer(config(tmp_path, "--steps", 1))
+    with lock(tmp_path / "run", "training run"):
+        with pytest.raises(UserError, match="in use by another training run"):
+            waiting.run()
+    assert waiting.run() == 0
 
 
 def test_resume_refuses_another_model_data_or_objective(tmp_path):
@@ -214,7 +215,7 @@ def test_init_from_starts_a_new_run_with_the_averaged_weights(tmp_path, capsys):
     settings = config(tmp_path, "--steps", 1, "--init-from", tmp_path / "old", name="new")
     new = trainer(settings)
     average = open_checkpoint(tmp_path / "old").weights("ema")
-    assert all((new.model.state_dict()[name] == average[name]).all() for name in average)
+    assert all((new.learner.model.state_dict()[name] == average[name]).all() for name in average)
     assert new.step == 0
     other = config(
         tmp_path, "--steps", 1, "--init-from", tmp_path / "old", "--data.unconditional", True,
@@ -226,6 +227,41 @@ def test_init_from_starts_a_new_run_with_the_averaged_weights(tmp_path, capsys):
     wrong = config(tmp_path, "--init-from", tmp_path / "old", "--backbone.width", 32, name="w")
     with pytest.raises(UserError, match="no weight"):
         trainer(replace(wrong, backbone=replace(wrong.backbone, patch_size=4, depth=1)))
+
+
+def test_init_from_other_classes_of_the_same_number_leaves_the_label_table(
+    tmp_path, image_folder, capsys
+):
+    data = ("--data.source", "folder", "--batch-size", 4, "--steps", 1)
+    trainer(config(tmp_path, *data, "--data.path", image_folder, name="pets")).run()
+    image_folder.rename(tmp_path / "plants")
+    for old, new in (("cat", "oak"), ("dog", "rose")):
+        (tmp_path / "plants" / old).rename(tmp_path / "plants" / new)
+    options = ("--data.path", tmp_path / "plants", "--init-from", tmp_path / "pets")
+    trainer(config(tmp_path, *data, *options, name="plants-run")).run()
+    assert "freshly initialised: conditioning.labels.weight" in capsys.readouterr().out
+
+
+def test_resume_refuses_a_checkpoint_outside_a_run_and_another_codec(tmp_path):
+    run = tmp_path / "run"
+    trainer(config(tmp_path, "--steps", 1)).run()
+    alone = tmp_path / "alone"
+    shutil.copytree(open_checkpoint(run).folder, alone)
+    with pytest.raises(UserError, match="outside a run folder; start a new run with --init-from"):
+        trainer(open_checkpoint(alone).config, resume=alone)
+    state = run / "checkpoints" / "step_0000001" / "state.json"
+    state.write_text(state.read_text().replace('"identity"', '"other"'))
+    with pytest.raises(UserError, match="trained with {'name': 'other'}"):
+        trainer(open_checkpoint(run).config, resume=run)
+
+
+def test_a_failing_preview_does_not_stop_the_run(tmp_path, capsys):
+    def broken(networks, path) -> None:
+        raise UserError("non-finite images")
+
+    settings = config(tmp_path, "--steps", 2, "--preview.every", 1)
+    assert trainer(settings, preview=broken).run() == 0
+    assert "warning: no preview at step 1: non-finite images" in capsys.readouterr().out
 
 
 def test_an_unconditional_run_trains(tmp_path):

@@ -1,0 +1,89 @@
+"""Network, optimizer and averages: what a training step changes and a checkpoint holds."""
+
+from __future__ import annotations
+
+import torch
+
+from sit_vit5.checkpoint import Checkpoint, init_weights, load_weights
+from sit_vit5.config import TrainConfig
+from sit_vit5.models.denoiser import Denoiser
+from sit_vit5.training.ema import Ema
+from sit_vit5.training.optimizer import (
+    build_optimizer,
+    learning_rate,
+    load_optimizer_tensors,
+    optimizer_tensors,
+)
+
+
+class Learner:
+    """Fresh from the seed; `restore` continues a run, `init_from` borrows weights for a new one.
+
+    latent_shape: (c, h, w) of one sample; class_names: empty for an unconditional model.
+    """
+
+    def __init__(
+        self,
+        config: TrainConfig,
+        latent_shape: tuple[int, int, int],
+        class_names: tuple[str, ...],
+        device: torch.device,
+    ):
+        self.config, self.device = config, device
+        self.latent_shape, self.class_names = latent_shape, class_names
+        torch.manual_seed(config.seed)  # initial weights only; everything else is keyed
+        self.model = self._network()
+        self.optimizer = build_optimizer(self.model, config.optimizer)
+        self.ema = Ema(self.model, config.ema.decays, warmup=config.ema.warmup)
+        if config.compile:
+            for block in self.model.blocks:
+                block.compile(dynamic=False)
+
+    def restore(self, checkpoint: Checkpoint) -> None:
+        """Takes everything from a checkpoint; a missing tensor is an error."""
+        load_weights(self.model, checkpoint.weights(), checkpoint.folder)
+        load_optimizer_tensors(self.optimizer, self.model, checkpoint.optimizer())
+        self.ema.load({d: checkpoint.weights(f"ema_{d}") for d in self.config.ema.decays})
+
+    def init_from(self, checkpoint: Checkpoint) -> list[str]:
+        """Takes the averaged weights that fit; lines that say what was taken and what not."""
+        taken, left = init_weights(self.model, checkpoint, self.class_names)
+        self.ema = Ema(self.model, self.config.ema.decays, warmup=self.config.ema.warmup)
+        lines = [f"initial weights: {taken} tensors from {checkpoint.folder}"]
+        if left:
+            lines.append(f"not taken, freshly initialised: {', '.join(left)}")
+        return lines
+
+    def update(self, step: int) -> None:
+        """One optimizer step with the gradients that are there, then the averages."""
+        for group in self.optimizer.param_groups:
+            group["lr"] = learning_rate(self.config.optimizer, step)
+        self.optimizer.step()
+        self.ema.update(self.model, step)
+
+    def networks(self) -> dict[str, Denoiser]:
+        """Copies with raw and averaged weights: drawing cannot touch the ones in training."""
+        weights = {"raw": self.model.state_dict()}
+        weights |= {f"EMA {decay}": average for decay, average in self.ema.averages.items()}
+        copies = {}
+        for name, tensors in weights.items():
+            copies[name] = self._network()
+            copies[name].load_state_dict(tensors)
+            copies[name].eval().requires_grad_(False)
+        return copies
+
+    def tensors(self) -> dict[str, dict]:
+        """What `save_checkpoint` writes."""
+        return {
+            "model": self.model.state_dict(),
+            "averages": self.ema.averages,
+            "optimizer": optimizer_tensors(self.optimizer, self.model),
+        }
+
+    def _network(self) -> Denoiser:
+        return Denoiser(
+            self.config.backbone,
+            in_channels=self.latent_shape[0],
+            input_size=self.latent_shape[1:],
+            num_classes=len(self.class_names),
+        ).to(self.device)

@@ -1,0 +1,26 @@
+"""How tests run the project's commands."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+
+# One block of 16 channels: a command with it spends its time on imports.
+TINY = ("--config", "tests/tiny.yaml")
+
+
+def command_line(script: str, *arguments: object, processes: int = 1) -> list[str]:
+    """The command that runs a script on one process, or on several under torchrun."""
+    launcher = [sys.executable]
+    if processes > 1:
+        launcher += ["-m", "torch.distributed.run", "--nproc-per-node", str(processes)]
+        launcher += ["--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0"]
+    return [*launcher, script, *map(str, arguments)]
+
+
+def command_environment() -> dict[str, str]:
+    """One thread per process, so that two pytest workers share two cores."""
+    return os.environ | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "PYTHONPATH": str(ROOT)}
