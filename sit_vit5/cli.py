@@ -53,9 +53,9 @@ def run(main: Callable[[list[str]], int | None]) -> None:
     except (UserError, OSError) as error:  # OSError: no permission, no space, no such file
         _print_error(error, launch_rank())
         code = 2
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as interrupt:
         if launch_rank() == 0:
-            print("interrupted", file=sys.stderr)
+            print(": ".join(["interrupted", *map(str, interrupt.args)]), file=sys.stderr)
         code = 130
     sys.stdout.flush()
     sys.exit(code or 0)
@@ -146,7 +146,10 @@ def _one_line(boxed: str) -> str:
         if not line or set(line) <= set("─╰╯"):
             break
         message.append(line)
-    return " ".join(message).rstrip(".") + "; see --help"
+    text = re.sub(
+        r"^Error parsing (\w+: )?", "", " ".join(message)
+    )  # our own checks name the field
+    return text.rstrip(".") + "; see --help"
 
 
 def _check_flags(cls: type, argv: list[str], source: str) -> None:

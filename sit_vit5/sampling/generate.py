@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from contextlib import ExitStack
+from contextlib import nullcontext
 from dataclasses import asdict
 from pathlib import Path
 
@@ -18,7 +18,7 @@ from sit_vit5.files import lock
 from sit_vit5.run_folder import SAMPLES, run_of, step_name
 from sit_vit5.sampling.generator import choose_labels, find_classes, sample_images
 from sit_vit5.sampling.load import Loaded, file_hash, load
-from sit_vit5.sampling.sample_set import SampleSet
+from sit_vit5.sampling.sample_set import ARCHIVE, SampleSet
 
 
 def generate(options: GenerateConfig, processes: Processes) -> Path:
@@ -36,27 +36,26 @@ def generate(options: GenerateConfig, processes: Processes) -> Path:
         count=options.num_samples,
         shape=_image_shape(loaded),
     )
-    with ExitStack() as held:
-        complete = False
-        if processes.is_main:
-            held.enter_context(lock(folder, "sampling run"))
-            complete = samples.prepare()
-            if complete:
-                print(f"complete already, made with the same settings: {folder}")
+    with lock(folder, "sampling run") if processes.is_main else nullcontext():
+        if processes.is_main and samples.prepare():
+            print(f"complete already, made with the same settings: {folder}")
         processes.wait()
-        if not complete and samples.partial.exists():
+        if samples.partial.exists():
             started = time.time()
-            made = _fill(samples, loaded, options, classes, processes)
+            try:
+                made = _fill(samples, loaded, options, classes, processes)
+            except KeyboardInterrupt:
+                raise KeyboardInterrupt(
+                    f"{samples.done()} of {options.num_samples} images are made; the same command "
+                    "makes the others"
+                ) from None
             processes.wait()
             if processes.is_main:
-                seconds = time.time() - started
-                samples.finish(
-                    _labels(range(options.num_samples), options, classes),
-                    _facts(options, loaded, processes, seconds, made),
-                )
+                facts = _facts(options, loaded, processes, time.time() - started, made)
+                samples.finish(_labels(range(options.num_samples), options, classes), facts)
         if processes.is_main:
-            print(folder / "samples.npz")
-    return folder / "samples.npz"
+            print(folder / ARCHIVE)
+    return folder / ARCHIVE
 
 
 def _fill(

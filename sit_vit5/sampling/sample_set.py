@@ -44,6 +44,7 @@ class SampleSet:
         if manifest is not None:
             self._check_same(manifest["settings"])
             if manifest["complete"] and (self.folder / ARCHIVE).is_file():
+                shutil.rmtree(self.partial, ignore_errors=True)  # a kill may have left it
                 return True
         elif (self.folder / ARCHIVE).exists():
             raise UserError(
@@ -80,9 +81,13 @@ class SampleSet:
         self.cost[indices.start : indices.stop] = (evaluations, passes)
         self.cost.flush()
 
+    def done(self) -> int:
+        """How many images are made."""
+        return int((self.cost[:, 0] > 0).sum())
+
     def finish(self, labels: list[int], facts: dict) -> Path:
         """Packs samples.npz and completes the manifest; on one process, when nothing is missing."""
-        lacking = int((self.cost[:, 0] == 0).sum())
+        lacking = self.count - self.done()
         if lacking:
             raise UserError(
                 f"{lacking} of {self.count} images are missing in {self.folder}; run the same "

@@ -21,6 +21,7 @@ class Objective:
     """What turns a micro-batch into losses; holds no state."""
 
     config: ObjectiveConfig
+    source_kind: str
     codec: Codec
     plan: BatchPlan
     seed: int
@@ -29,6 +30,8 @@ class Objective:
 
     def latents(self, batch: Batch, step: int, micro: int, device: torch.device) -> Tensor:
         """Latents of the micro-batch on the device; the codec's own noise is keyed like ours."""
+        if self.source_kind == "latents":
+            return batch.images.to(device, non_blocking=True)
         noise = None
         if self.codec.draws_noise:
             noise = self._normal("posterior", step, micro).to(device)

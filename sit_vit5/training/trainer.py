@@ -77,8 +77,11 @@ class Trainer:
             on_bad_image=config.data.on_bad_image,
             workers=config.data.workers,
         )
-        runs.check_image_size(config.data.image_size, codec.factor, config.backbone.patch_size)
-        self.latent_shape = codec.latent_shape(source.item_shape)
+        if source.kind == "latents":
+            self.latent_shape = source.item_shape
+        else:
+            runs.check_image_size(config.data.image_size, codec.factor, config.backbone.patch_size)
+            self.latent_shape = codec.latent_shape(source.item_shape)
         self._build(resume)
 
     def run(self) -> int:
@@ -110,6 +113,7 @@ class Trainer:
         self.wrapped = self.accelerator.prepare_model(self.learner.model)
         self.objective = Objective(
             config.objective,
+            self.source.kind,
             self.codec,
             self.plan,
             config.seed,
