@@ -79,7 +79,8 @@ def report(result: dict) -> str:
     name = {"inception": "FID", "pixels": "Frechet distance of pixels"}.get(
         result["extractor"]["features"], "Frechet distance"
     )
-    rows = [(f"{name}-{result['count']}", f"{result['frechet_distance']:.4f}", result["reference"])]
+    count = "50K" if result["count"] == 50_000 else result["count"]
+    rows = [(f"{name}-{count}", f"{result['frechet_distance']:.4f}", result["reference"])]
     if "floor" in result:
         rows.append(
             (
@@ -182,17 +183,17 @@ def reference_statistics(
     """Stored `mu` and `sigma`, or those of the reference's images. A stored count is unknown: 0."""
     path = Path(options.reference)
     if path.is_file():
-        keys = npz_keys(path)
-        if {"mu", "sigma"} <= set(keys):
-            if extractor.identity["features"] != "inception":
-                raise UserError(
-                    f"{path} holds statistics of Inception features; use --features inception"
-                )
+        keys = set(npz_keys(path))
+        stored = {"mu", "sigma"} <= keys
+        if stored and extractor.identity["features"] == "inception":
+            if IMAGES_KEY in keys:  # ADM's files hold both; the images tell the size
+                _check_same_size(npz_set(path), samples)
             return _stored_statistics(path)
         if IMAGES_KEY not in keys:
+            found = "Inception statistics" if stored else ", ".join(sorted(keys)) or "nothing"
             raise UserError(
-                f"{path} holds {', '.join(keys) or 'nothing'}; expected {IMAGES_KEY}, or mu and "
-                "sigma"
+                f"{path} holds {found}; expected {IMAGES_KEY}"
+                + ("; or use --features inception" if stored else ", or mu and sigma")
             )
     reference = open_image_set(options.reference)
     _check_same_size(reference, samples)

@@ -93,7 +93,7 @@ def test_lossy_samples_are_noted(tmp_path):
 
 def test_stored_statistics_are_for_inception_only(tmp_path):
     np.savez(tmp_path / "stats.npz", mu=np.zeros(64), sigma=np.eye(64))
-    with pytest.raises(UserError, match="statistics of Inception features"):
+    with pytest.raises(UserError, match="holds Inception statistics; expected arr_0; or use"):
         evaluate(options(digits_npz(tmp_path / "s"), tmp_path / "stats.npz"))
 
 
