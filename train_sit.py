@@ -19,13 +19,7 @@ def main(argv: list[str]) -> int:
         config,
         source,
         codec,
-        preview=GridPreview(
-            config.preview,
-            codec,
-            source.class_names,
-            seed=config.seed,
-            precision=config.precision,
-        ),
+        preview=GridPreview(config, codec, source.class_names),
         resume=open_checkpoint(checkpoint) if checkpoint else None,
     )
     return trainer.run()

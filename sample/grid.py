@@ -4,11 +4,14 @@ from pathlib import Path
 
 from sit_vit5.cli import parse, run
 from sit_vit5.config import GridConfig
+from sit_vit5.errors import UserError
 
 
 def main(argv: list[str]) -> None:
     """Parse, load, draw, save; the last line is the picture's path."""
     options = parse(GridConfig, argv)
+    if options.out and not options.out.lower().endswith(".png"):
+        raise UserError(f"--out {options.out} must end in .png")
 
     from sit_vit5.distributed import join_processes
     from sit_vit5.run_folder import SAMPLES, run_of, step_name
@@ -20,8 +23,9 @@ def main(argv: list[str]) -> None:
     loaded = load(options, processes.device)
     wanted = find_classes(options.classes, loaded.class_names)
     step = loaded.checkpoint.state.step
+    scale = loaded.settings.guidance_scale
     grid = sample_grid(
-        {f"step {step}, {options.weights}, guidance {options.guidance_scale:g}": loaded.model},
+        {f"step {step}, {options.weights}, guidance {scale:g}": loaded.model},
         loaded.codec,
         classes=wanted if options.classes else wanted[:10],
         class_names=loaded.class_names,
@@ -33,8 +37,9 @@ def main(argv: list[str]) -> None:
     run_folder = run_of(loaded.checkpoint.folder)
     out = Path(options.out or run_folder / SAMPLES / f"grid_{step_name(step)}.png")
     out.parent.mkdir(parents=True, exist_ok=True)
-    grid.save(out)
-    print(out)
+    if processes.is_main:
+        grid.save(out)
+        print(out)
 
 
 if __name__ == "__main__":

@@ -114,43 +114,50 @@ def save_checkpoint(
 ) -> Path:
     """Writes `step_N` in one step and points `latest` to it; on any error the old ones remain."""
     target = run / CHECKPOINTS / step_name(state.step)
-    partial = target.with_name(target.name + ".partial")
+    partial, replaced = (target.with_name(target.name + end) for end in (".partial", ".replaced"))
     files = {MODEL_FILE: model, OPTIMIZER_FILE: optimizer}
     files |= {f"ema_{decay}.safetensors": average for decay, average in averages.items()}
     try:
-        shutil.rmtree(partial, ignore_errors=True)
+        for left in (run / CHECKPOINTS).glob("step_*.*"):  # by a kill inside this module
+            shutil.rmtree(left, ignore_errors=True)
         partial.mkdir(parents=True)
         for name, tensors in files.items():
             save_file({key: t.contiguous() for key, t in tensors.items()}, partial / name)
             sync(partial / name)
         write_text(partial / CONFIG_FILE, dump_config(config))
         write_json(partial / STATE_FILE, asdict(state))
-        if (
-            target.exists()
-        ):  # left by a kill between the rename and the pointer: same run, same step
-            shutil.rmtree(target)
+        if target.exists():  # a kill came before the pointer was written: same run, same step
+            os.replace(target, replaced)
         os.replace(partial, target)
         sync(target.parent)
         write_text(run / LATEST_FILE, f"{CHECKPOINTS}/{target.name}\n")
+        shutil.rmtree(replaced, ignore_errors=True)
     except (OSError, SafetensorError) as error:
         shutil.rmtree(partial, ignore_errors=True)
         (run / (LATEST_FILE + ".partial")).unlink(missing_ok=True)
+        last = last_good_checkpoint(run)
+        go_on = "run the same command again" if last == "none" else f"continue with --resume {run}"
         raise UserError(
             f"cannot save the checkpoint of step {state.step}: {error}; last good checkpoint: "
-            f"{last_good_checkpoint(run)}; free disk space, then continue with --resume {run}"
+            f"{last}; free disk space, then {go_on}"
         ) from None
     return target
 
 
-def prune_checkpoints(run: Path, keep: int) -> None:
-    """Removes all but the newest `keep` checkpoints, by number; 0 keeps all."""
-    steps = checkpoint_steps(run)
-    for step in list(steps)[:-keep] if keep else []:
-        shutil.rmtree(steps[step], ignore_errors=True)
+def prune_checkpoints(run: Path, keep: int, *, up_to: int) -> None:
+    """Removes all but the newest `keep` checkpoints, by number; 0 keeps all.
+
+    up_to: the step just saved; a newer folder, left by a kill, is neither counted nor removed.
+    """
+    folders = [folder for step, folder in checkpoint_steps(run).items() if step <= up_to]
+    for folder in folders[:-keep] if keep else []:
+        doomed = folder.with_name(folder.name + ".pruned")
+        os.replace(folder, doomed)  # a half-removed folder must not look complete
+        shutil.rmtree(doomed, ignore_errors=True)
 
 
 def open_checkpoint(path: str | Path) -> Checkpoint:
-    """The checkpoint behind a path (see `find_checkpoint`), checked for completeness."""
+    """The checkpoint behind a path (see `find_checkpoint`); its weights are checked when read."""
     folder = find_checkpoint(path)
     try:
         raw = json.loads((folder / STATE_FILE).read_text(encoding="utf-8"))
@@ -163,24 +170,24 @@ def open_checkpoint(path: str | Path) -> Checkpoint:
             "use the version that wrote it"
         )
     try:
-        state = State(**raw | {key: tuple(raw[key]) for key in ("input_size", "class_names")})
-    except (KeyError, TypeError) as error:
+        state = _state(raw)
+    except (KeyError, TypeError, ValueError) as error:
         raise UserError(f"{folder / STATE_FILE} is not a checkpoint's state: {error}") from None
-    checkpoint = Checkpoint(folder, load_config(folder / CONFIG_FILE), state)
-    averages = [checkpoint.weights_file(f"ema_{decay}") for decay in checkpoint.config.ema.decays]
-    for name in [MODEL_FILE, *averages]:
-        _check_file(folder / name)
-    return checkpoint
+    return Checkpoint(folder, load_config(folder / CONFIG_FILE), state)
 
 
 def load_weights(model: Denoiser, weights: dict[str, Tensor], source: Path) -> None:
     """Loads all weights or says briefly which names or shapes do not fit."""
-    own = model.state_dict()
-    wrong = sorted(own.keys() ^ weights.keys())
-    wrong += [key for key in own if key in weights and own[key].shape != weights[key].shape]
+    check_tensors(weights, model.state_dict(), source)
+    model.load_state_dict(weights)
+
+
+def check_tensors(found: dict[str, Tensor], expected: dict[str, Tensor], source: Path) -> None:
+    """Refuses tensors of other names or shapes, and names up to five of them."""
+    wrong = sorted(expected.keys() ^ found.keys())
+    wrong += [key for key in expected if key in found and expected[key].shape != found[key].shape]
     if wrong:
         raise UserError(f"weights of {source} do not fit the model: {', '.join(wrong[:5])}")
-    model.load_state_dict(weights)
 
 
 def init_weights(
@@ -188,7 +195,8 @@ def init_weights(
 ) -> tuple[int, list[str]]:
     """Copies the averaged weights that fit by name and shape: how many, and what was left.
 
-    The label table is left where the classes are others, whatever its shape: row 3 would mean
+    Left are ours that stay freshly initialised and the checkpoint's that have no place here. The
+    label table is left where the classes are others, whatever its shape: row 3 would mean
     another class (row D21).
     """
     weights, own = checkpoint.weights("ema"), model.state_dict()
@@ -200,10 +208,24 @@ def init_weights(
         and (key != LABEL_TABLE or class_names == checkpoint.state.class_names)
     }
     left = [key for key in own if key not in fitting]
+    left += [f"{key} (the checkpoint's)" for key in weights if key not in own]
     if not fitting:
         raise UserError(f"no weight of {checkpoint.folder} fits the model; check --model")
     model.load_state_dict(own | fitting)
     return len(fitting), left
+
+
+def _state(raw: dict) -> State:
+    """The state with its types checked: JSON edited by hand must not surface as a traceback."""
+    for key in ("step", "images_seen", "skipped_steps", "skipped_in_a_row", "in_channels"):
+        if type(raw[key]) is not int or raw[key] < 0:
+            raise ValueError(f"{key} {raw[key]!r} is not a count")
+    size, names = raw["input_size"], raw["class_names"]
+    if not (isinstance(size, list) and [type(side) for side in size] == [int, int]):
+        raise ValueError(f"input_size {size!r} is not a height and a width")
+    if not (isinstance(names, list) and all(isinstance(name, str) for name in names)):
+        raise ValueError("class_names is not a list of names")
+    return State(**raw | {"input_size": tuple(size), "class_names": tuple(names)})
 
 
 def _check_file(path: Path) -> None:

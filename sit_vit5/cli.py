@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import os
 import re
 import sys
 import time
@@ -57,7 +58,10 @@ def run(main: Callable[[list[str]], int | None]) -> None:
         if launch_rank() == 0:
             print(": ".join(["interrupted", *map(str, interrupt.args)]), file=sys.stderr)
         code = 130
-    sys.stdout.flush()
+    try:
+        sys.stdout.flush()
+    except BrokenPipeError:  # the reader, such as head, has gone
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     sys.exit(code or 0)
 
 
@@ -127,7 +131,7 @@ def _layer(config: TrainConfig, flags: list[str], *, source: str) -> TrainConfig
 
 def _parse(cls: type[Config], argv: list[str], *, default: Config | None, source: str) -> Config:
     _check_flags(cls, argv, source)
-    argv = [_WORDS.get(token.lower(), token) for token in argv]
+    argv = _python_words(argv, _flag_hints(cls))
     captured = io.StringIO()
     try:
         with contextlib.redirect_stderr(captured):
@@ -138,12 +142,28 @@ def _parse(cls: type[Config], argv: list[str], *, default: Config | None, source
         raise UserError(source + _one_line(captured.getvalue())) from None
 
 
+def _python_words(argv: list[str], hints: dict[str, object]) -> list[str]:
+    """YAML's words as Python's, such as `true`, where the option takes a boolean or None."""
+    translated, flag = [], ""
+    for token in argv:
+        if token.startswith("--"):
+            flag, equals, value = token.partition("=")
+            prefix = flag + equals
+        else:
+            prefix, value = "", token
+        hint = str(hints.get(flag[2:].replace("-", "_"), ""))
+        if "bool" in hint or "None" in hint:
+            value = _WORDS.get(value.lower(), value)
+        translated.append(prefix + value)
+    return translated
+
+
 def _one_line(boxed: str) -> str:
     """The message of tyro's error box: its lines up to the first rule, joined."""
     lines = [line.strip("│ ") for line in boxed.splitlines()[1:]]
     message = []
     for line in lines:
-        if not line or set(line) <= set("─╰╯"):
+        if not line or set(line) <= set("─╰╯-"):  # a rule; dashes where the terminal is ASCII
             break
         message.append(line)
     text = re.sub(
@@ -154,7 +174,7 @@ def _one_line(boxed: str) -> str:
 
 def _check_flags(cls: type, argv: list[str], source: str) -> None:
     """Refuses unknown flags with the nearest legal names, and flags given twice."""
-    legal = set(_flag_names(cls)) | {"help"}
+    legal = set(_flag_hints(cls)) | (set() if source else {"help"})
     seen = set()
     for token in argv:
         if not re.match(r"--[A-Za-z]", token):
@@ -169,30 +189,35 @@ def _check_flags(cls: type, argv: list[str], source: str) -> None:
         seen.add(name)
 
 
-def _flag_names(cls: type, prefix: str = "") -> list[str]:
-    names = []
+def _flag_hints(cls: type, prefix: str = "") -> dict[str, object]:
+    """The type of every option by its dotted name."""
+    found = {}
     hints = get_type_hints(cls)
     for field in fields(cls):
         hint = hints[field.name]
         if is_dataclass(hint):
-            inner = (
-                prefix if (cls, field.name) == (TrainCommand, "train") else f"{prefix}{field.name}."
-            )
-            names += _flag_names(hint, inner)
+            whole = (cls, field.name) == (TrainCommand, "train")
+            found |= _flag_hints(hint, prefix if whole else f"{prefix}{field.name}.")
         else:
-            names.append(prefix + field.name)
-    return names
+            found[prefix + field.name] = hint
+    return found
 
 
 def _take_option(argv: list[str], name: str) -> tuple[str | None, list[str]]:
     """The value of `--name value` or `--name=value`, and the arguments without it."""
     for place, token in enumerate(argv):
-        if token == f"--{name}":
-            if place + 1 == len(argv) or argv[place + 1].startswith("--"):
-                raise UserError(f"--{name} needs a value")
-            return argv[place + 1], argv[:place] + argv[place + 2 :]
-        if token.startswith(f"--{name}="):
-            return token.split("=", 1)[1], argv[:place] + argv[place + 1 :]
+        flag, equals, value = token.partition("=")
+        if flag != f"--{name}":
+            continue
+        used = 1
+        if not equals:
+            value, used = "".join(argv[place + 1 : place + 2]), 2
+        if not value or value.startswith("--"):
+            raise UserError(f"--{name} needs a value")
+        rest = argv[:place] + argv[place + used :]
+        if any(other.partition("=")[0] == flag for other in rest):
+            raise UserError(f"option {name} is given twice; give it once")
+        return value, rest
     return None, argv
 
 
@@ -213,18 +238,29 @@ def _yaml_flags(path: Path) -> list[str]:
         tree = yaml.load(path.read_text(encoding="utf-8"), Loader=_UniqueKeyLoader)
     except FileNotFoundError:
         raise UserError(f"configuration file {path} does not exist") from None
-    except (yaml.YAMLError, UnicodeDecodeError, IsADirectoryError) as error:
+    except (yaml.YAMLError, ValueError, OSError) as error:
+        if isinstance(error, UserError):
+            raise UserError(f"{path}: {error}") from None
         raise UserError(f"{path}: not a YAML file: {' '.join(str(error).split())}") from None
-    except UserError as error:
-        raise UserError(f"{path}: {error}") from None
     if tree in (None, ""):
         return []
     if not isinstance(tree, dict):
         raise UserError(f"{path}: expected options as `key: value`, found a {type(tree).__name__}")
+    sections = {flag.rsplit(".", 1)[0] for flag in _flag_hints(TrainConfig) if "." in flag}
     flags = []
-    for name, value in _flatten(tree).items():
+    try:
+        options = _flatten(tree)
+    except UserError as error:
+        raise UserError(f"{path}: {error}") from None
+    for name, value in options.items():
+        if name in sections and not value:  # a section whose options are all commented out
+            continue
         values = value if isinstance(value, list) else [value]
-        flags += [f"--{name}", *[v or "None" for v in values]]
+        if not all(isinstance(scalar, str) for scalar in values):
+            raise UserError(f"{path}: {name} must be a value or a list of values")
+        values = [scalar or "None" for scalar in values]
+        # `=` keeps a value that starts with a dash from being read as a flag.
+        flags += [f"--{name}", *values] if isinstance(value, list) else [f"--{name}={values[0]}"]
     return flags
 
 
@@ -232,7 +268,10 @@ def _flatten(tree: dict, prefix: str = "") -> dict:
     flat = {}
     for key, value in tree.items():
         if isinstance(value, dict):
-            flat |= _flatten(value, f"{prefix}{key}.")
+            inner = _flatten(value, f"{prefix}{key}.")
         else:
-            flat[prefix + key] = value
+            inner = {prefix + key: value}
+        if twice := flat.keys() & inner.keys():
+            raise UserError(f"key {min(twice)} is given twice")
+        flat |= inner
     return flat

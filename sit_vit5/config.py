@@ -5,7 +5,9 @@ A docstring below a field is its text in `--help`. `None` means absent; 0 switch
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+import re
+from dataclasses import dataclass, fields, is_dataclass
 from typing import Literal
 
 from tyro.conf import Positional
@@ -46,12 +48,10 @@ class CodecConfig:
 
 @dataclass(frozen=True)
 class ObjectiveConfig:
-    """What the network predicts, along which path; stored with the weights, read by the sampler."""
+    """Path and times of the velocity that the network learns; part of every checkpoint."""
 
     interpolant: Literal["linear"] = "linear"
     """Path from noise (t = 0) to data (t = 1)."""
-    prediction: Literal["velocity"] = "velocity"
-    """What the network's output means."""
     times: Literal["uniform"] = "uniform"
     """Distribution of t in training."""
     class_dropout: float = 0.1
@@ -110,8 +110,8 @@ class PreviewConfig:
     """Sampler of the grids."""
     steps: int = 25
     """Sampler steps."""
-    guidance_scale: float = 2.0
-    """Classifier-free guidance of the grids; 1 is off."""
+    guidance_scale: float | None = None
+    """Classifier-free guidance of the grids; 1 is off; None: 2, or 1 without a null label."""
 
 
 @dataclass(frozen=True)
@@ -179,15 +179,15 @@ class SamplerConfig:
     """Folder of the autoencoder, if it is not where training found it."""
 
     def __post_init__(self) -> None:
-        check_sampler(self)
+        check_numbers(self)
 
 
 @dataclass(frozen=True)
 class GridConfig(SamplerConfig):
     """Draw a labelled grid of samples, one row per class."""
 
-    guidance_scale: float = 2.0
-    """Classifier-free guidance on all channels; 1 is off and costs half."""
+    guidance_scale: float | None = None
+    """Classifier-free guidance; 1 is off; None: 2, or 1 for a model without a null label."""
     columns: int = 8
     """Images per class."""
     classes: tuple[str, ...] = ()
@@ -231,41 +231,63 @@ class MetricsConfig:
     out: str | None = None
     """JSON to write; None: metrics.json beside the samples."""
 
+    def __post_init__(self) -> None:
+        check_numbers(self)
+
+
+# Smallest legal values; nothing here has a largest.
+_AT_LEAST = {
+    "steps": 1,
+    "batch_size": 1,
+    "accumulation": 1,
+    "log_every": 1,
+    "max_skipped": 1,
+    "seed": 0,
+    "data.image_size": 1,
+    "data.workers": 0,
+    "optimizer.lr": 0,
+    "optimizer.eps": 0,
+    "optimizer.weight_decay": 0,
+    "optimizer.warmup_steps": 0,
+    "optimizer.clip_norm": 0,
+    "objective.class_dropout": 0,
+    "checkpoint.every": 0,
+    "checkpoint.keep": 0,
+    "preview.every": 0,
+    "preview.columns": 1,
+    "preview.classes": 1,
+    "preview.steps": 1,
+    "preview.guidance_scale": 0,
+    "columns": 1,
+    "num_samples": 1,
+    "guidance_scale": 0,
+}
+
 
 def check_train(config: TrainConfig) -> None:
     """Refuses values that no run can have. What needs files or processes is checked later."""
-    at_least_one = ("steps", "batch_size", "accumulation", "log_every", "max_skipped")
-    for field in at_least_one:
-        if getattr(config, field) < 1:
-            raise UserError(f"{field} {getattr(config, field)} must be at least 1")
-    for group, field in (
-        ("checkpoint", "every"),
-        ("checkpoint", "keep"),
-        ("preview", "every"),
-        ("optimizer", "warmup_steps"),
-        ("optimizer", "clip_norm"),
-        ("data", "workers"),
-    ):
-        value = getattr(getattr(config, group), field)
-        if value < 0:
-            raise UserError(f"{group}.{field} {value} must not be negative; 0 switches it off")
-    if not 0 <= config.objective.class_dropout < 1:
-        raise UserError(
-            f"objective.class_dropout {config.objective.class_dropout} must lie in [0, 1)"
-        )
+    check_numbers(config)
+    if config.objective.class_dropout >= 1:
+        raise UserError(f"objective.class_dropout {config.objective.class_dropout} must be below 1")
+    if not all(0 <= beta < 1 for beta in config.optimizer.betas):
+        raise UserError(f"optimizer.betas {list(config.optimizer.betas)} must lie in [0, 1)")
     bad_decays = [decay for decay in config.ema.decays if not 0 < decay < 1]
     if bad_decays or not config.ema.decays:
         raise UserError(f"ema.decays {list(config.ema.decays)} must hold numbers between 0 and 1")
-    if config.name is not None and (not config.name or "/" in config.name or config.name[0] == "."):
+    if config.name is not None and not re.fullmatch(r"\w[\w.+=@ -]{0,199}", config.name):
         raise UserError(
             f"name {config.name!r} must be a plain folder name; use output_dir for paths"
         )
 
 
-def check_sampler(config: SamplerConfig) -> None:
-    """Refuses counts below one and negative guidance."""
-    for field in ("steps", "batch_size", "num_samples", "columns"):
-        if getattr(config, field, 1) < 1:
-            raise UserError(f"{field} {getattr(config, field)} must be at least 1")
-    if config.guidance_scale < 0:
-        raise UserError(f"guidance_scale {config.guidance_scale} must not be negative; 1 is off")
+def check_numbers(config: object, prefix: str = "") -> None:
+    """Refuses numbers that are not finite or below their smallest legal value."""
+    for field in fields(config):
+        name, value = prefix + field.name, getattr(config, field.name)
+        if is_dataclass(value):
+            check_numbers(value, f"{name}.")
+        for number in value if isinstance(value, tuple) else [value]:
+            if isinstance(number, float) and not math.isfinite(number):
+                raise UserError(f"{name} {number} must be finite")
+            if isinstance(number, (int, float)) and number < _AT_LEAST.get(name, -math.inf):
+                raise UserError(f"{name} {number} must be at least {_AT_LEAST[name]}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import TYPE_CHECKING
 
 from sit_vit5.errors import UserError
@@ -63,16 +64,33 @@ class Processes:
         return self.rank == 0
 
 
+# The other processes wait while the first one draws and saves, longer than the usual ten minutes.
+COLLECTIVE_TIMEOUT = timedelta(hours=1)
+
+
 def join_processes() -> Processes:
     """Joins the launcher's processes, or runs alone: `python` works as well as a launcher."""
     # Imported here: accelerate and torch take seconds, and most users of this file need neither.
     from accelerate import PartialState
 
-    state = PartialState(cpu=no_accelerator())
+    check_plain_launcher()
+    state = PartialState(cpu=no_accelerator(), timeout=COLLECTIVE_TIMEOUT)
     check_joined(state.num_processes)
     return Processes(
         state.process_index, state.num_processes, state.device, state.wait_for_everyone
     )
+
+
+def check_plain_launcher() -> None:
+    """Refuses launcher settings that would change the run behind the configuration's back."""
+    for engine in ("FSDP", "DEEPSPEED", "MEGATRON_LM"):
+        if os.environ.get(f"ACCELERATE_USE_{engine}", "false").lower() == "true":
+            raise UserError(f"accelerate launch asks for {engine}, not supported yet; use DDP")
+    backend = os.environ.get("ACCELERATE_DYNAMO_BACKEND", "no")
+    if backend.lower() != "no":
+        raise UserError(
+            f"accelerate launch asks for the dynamo backend {backend}; drop it, use --compile True"
+        )
 
 
 def no_accelerator() -> bool:

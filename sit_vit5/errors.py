@@ -11,11 +11,13 @@ class UserError(ValueError):
 
 
 def nearest(name: str, options: Iterable[str], count: int = 3) -> str:
-    """The options that look most like `name`, as text: "lr, eps"; all of them if none is close."""
+    """The options that look most like `name`, as text: "lr, eps"; all of a few if none is close."""
     options = list(options)
     by_lower_case = {option.lower(): option for option in options}
     close = difflib.get_close_matches(name.lower(), by_lower_case, n=count, cutoff=0.5)
-    return ", ".join([by_lower_case[match] for match in close] or options)
+    if close:
+        return ", ".join(by_lower_case[match] for match in close)
+    return ", ".join(options) if len(options) <= 12 else "none, see --help"
 
 
 def choose(kind: str, name: str, options: dict) -> object:

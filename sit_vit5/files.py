@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import re
@@ -36,9 +37,25 @@ def write_text(path: Path, text: str) -> None:
 
 def write_json(path: Path, value: dict) -> None:
     """Writes `value` as indented JSON in one step; a list of numbers stays on one line."""
-    text = json.dumps(value, indent=2)
+    text = json.dumps(value, indent=2, allow_nan=False)
     text = re.sub(r"\[[-+\d.,eE\s]*\]", lambda numbers: " ".join(numbers[0].split()), text)
     write_text(path, text + "\n")
+
+
+def file_hash(path: Path) -> str:
+    """SHA-256 of a file, read in pieces."""
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while piece := file.read(1 << 24):
+            digest.update(piece)
+    return digest.hexdigest()
+
+
+def check_output(path: Path) -> None:
+    """Makes the folder of a file to be written; says now, before hours of work, if it cannot be."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if path.is_dir() or not os.access(path.parent, os.W_OK):
+        raise UserError(f"cannot write {path}: it is a folder, or its folder is read-only")
 
 
 @contextmanager

@@ -108,9 +108,21 @@ def check_backbone(config: Backbone) -> None:
     for field in ("width", "depth", "heads", "patch_size"):
         if getattr(config, field) < 1:
             raise UserError(f"backbone.{field} {getattr(config, field)} must be at least 1")
+    if not 0 < config.mlp_ratio < float("inf") or int(config.width * config.mlp_ratio) < 1:
+        raise UserError(f"backbone.mlp_ratio {config.mlp_ratio} must give the MLP a channel")
+    if recipe.registers < 0:
+        raise UserError(f"backbone.recipe.registers {recipe.registers} must not be negative")
+    for field in ("rope_theta", "register_theta"):
+        theta = getattr(recipe, field)
+        if theta is not None and not 1 <= theta < float("inf"):
+            raise UserError(f"backbone.recipe.{field} {theta} must be at least 1, or None")
     if config.width % config.heads:
         raise UserError(
             f"backbone.width {config.width} is not divisible by backbone.heads {config.heads}"
+        )
+    if recipe.position != "none" and config.width % 4:
+        raise UserError(
+            f"backbone.width {config.width} must be divisible by 4 for a 2D position table"
         )
     rotated = recipe.rope_theta is not None or recipe.register_theta is not None
     if rotated and (config.width // config.heads) % 4:

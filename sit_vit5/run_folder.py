@@ -7,6 +7,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 
@@ -37,14 +38,32 @@ def checkpoint_steps(run: Path) -> dict[int, Path]:
     return dict(sorted(found.items()))
 
 
+def latest_name(run: Path) -> str:
+    """Name of the checkpoint that `latest` points to; empty without one."""
+    pointer = run / LATEST_FILE
+    if not pointer.is_file():
+        return ""
+    return Path(pointer.read_text(encoding="utf-8", errors="replace").strip()).name
+
+
 def last_good_checkpoint(run: Path) -> str:
-    """The newest complete checkpoint, for messages; "none" without one."""
-    return str(list(checkpoint_steps(run).values())[-1]) if checkpoint_steps(run) else "none"
+    """The newest complete checkpoint saved after a good step, for messages; "none" without one."""
+    for folder in reversed(checkpoint_steps(run).values()):
+        try:
+            state = json.loads((folder / STATE_FILE).read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            continue
+        if isinstance(state, dict) and not state.get("skipped_in_a_row"):
+            return str(folder)
+    return "none"
 
 
 def run_of(checkpoint: Path) -> Path:
     """The run folder of a checkpoint folder; a checkpoint that stands alone is its own."""
-    return checkpoint.parents[1] if checkpoint.parent.name == CHECKPOINTS else checkpoint
+    if checkpoint.parent.name == CHECKPOINTS:
+        return checkpoint.parents[1]
+    whole = checkpoint.resolve()  # the path may start inside the run folder
+    return whole.parents[1] if whole.parent.name == CHECKPOINTS else checkpoint
 
 
 def find_checkpoint(path: str | Path) -> Path:
@@ -54,7 +73,7 @@ def find_checkpoint(path: str | Path) -> Path:
         return path
     pointer = path if path.is_file() else path / LATEST_FILE
     if pointer.name == LATEST_FILE and pointer.is_file():
-        target = pointer.parent / pointer.read_text(encoding="utf-8").strip()
+        target = pointer.parent / CHECKPOINTS / latest_name(pointer.parent)
         if (target / STATE_FILE).is_file():
             return target
         raise UserError(

@@ -109,6 +109,47 @@ def test_a_failed_save_leaves_the_previous_checkpoint(
     assert open_checkpoint(tmp_path).state.step == 2
 
 
+def test_a_kill_at_any_point_of_a_second_save_leaves_a_complete_latest(
+    tmp_path, config, monkeypatch
+):
+    class Killed(BaseException):
+        pass
+
+    import os
+    import shutil as shell
+
+    calls = []
+
+    def dying(function, at: int):
+        def wrapped(*arguments, **options):
+            calls.append(function)
+            if len(calls) == at:
+                raise Killed
+            return function(*arguments, **options)
+
+        return wrapped
+
+    for at in range(1, 40):
+        run = tmp_path / str(at)
+        save(run, config, 1)
+        calls.clear()
+        with monkeypatch.context() as patch:
+            patch.setattr(module.os, "replace", dying(os.replace, at))
+            patch.setattr(module.shutil, "rmtree", dying(shell.rmtree, at))
+            patch.setattr(module, "save_file", dying(module.save_file, at))
+            try:
+                save(run, config, 2)
+                module.prune_checkpoints(run, 1, up_to=2)
+            except Killed:
+                assert open_checkpoint(run).state.step in (1, 2)
+                assert open_checkpoint(run).weights("ema")
+                save(run, config, 2)
+                assert open_checkpoint(run).state.step == 2
+                continue
+        break
+    assert at > 8  # the loop went past the last call, having died at each of them
+
+
 def test_a_leftover_folder_of_the_same_step_is_replaced(tmp_path, config):
     save(tmp_path, config, 1)
     save(tmp_path, config, 2)
@@ -139,6 +180,9 @@ def test_broken_checkpoints_are_refused_in_one_line(tmp_path, config):
     cases = {
         "schema": (edit_state(schema=99), "checkpoint schema 99, this version reads 1"),
         "field": (edit_state(extra=1), "not a checkpoint's state"),
+        "count": (edit_state(step="3"), "step '3' is not a count"),
+        "size": (edit_state(input_size=[8]), "input_size"),
+        "names": (edit_state(class_names=[1, 2]), "class_names is not a list of names"),
         "json": (lambda f: (f / "state.json").write_text("{"), "cannot be read"),
         "list": (lambda f: (f / "state.json").write_text("[]"), "schema None"),
         "cut": (truncate, "ema_0.99.safetensors is missing or truncated"),
@@ -147,7 +191,9 @@ def test_broken_checkpoints_are_refused_in_one_line(tmp_path, config):
     }
     for name, (breakage, message) in cases.items():
         with pytest.raises(UserError, match=message) as error:
-            open_checkpoint(broken(name, breakage))
+            found = open_checkpoint(broken(name, breakage))
+            for weights in ("raw", "ema_0.99", "ema_0.995"):
+                found.weights(weights)
         assert "\n" not in str(error.value)
 
 

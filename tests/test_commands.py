@@ -63,7 +63,8 @@ def test_help_lists_every_option_and_imports_no_torch(script):
     )
     shown = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
     assert shown.returncode == 0, shown.stderr
-    assert "default" in shown.stdout
+    assert "(default: " in shown.stdout
+    assert len(shown.stdout.split("--")) > 8
     expected = {
         "train_sit.py": ["--resume", "--backbone.recipe.layer-scale", "--optimizer.lr FLOAT"],
         "sample/grid.py": ["--checkpoint", "--columns"],
@@ -204,6 +205,37 @@ def test_two_processes_train_like_one_and_resume_to_the_bit(command, tmp_path):
     assert_equal(two, final(tmp_path / "cut"))
 
 
+def test_two_processes_stop_together_with_one_line_where_one_meets_a_bad_image(
+    command, image_folder, tmp_path
+):
+    (image_folder / "dog" / "05.png").write_bytes(b"broken")
+    failed = command(
+        "train_sit.py", *TINY, "--output-dir", tmp_path, "--data.source", "folder",
+        "--data.path", image_folder, "--batch-size", 4, "--checkpoint.every", 0,
+        processes=2, check=False,
+    )  # fmt: skip
+    ours = [line for line in failed.stderr.splitlines() if line.startswith("error: ")]
+    assert len(ours) == 1 and "05.png: cannot be decoded" in ours[0]
+    assert "gloo" not in failed.stderr
+    assert reached(tmp_path / "tiny") >= 0
+
+
+def test_an_unconditional_run_trains_samples_and_is_evaluated(command, tmp_path):
+    command(
+        "train_sit.py", *TINY, "--output-dir", tmp_path, "--data.unconditional", True,
+        "--steps", 2, "--preview.every", 1,
+    )  # fmt: skip
+    run = tmp_path / "tiny"
+    assert (run / "samples" / "step_0000002.png").is_file()
+    command("sample/grid.py", "--checkpoint", run, "--steps", 1)
+    command("sample/generate.py", "--checkpoint", run, "--num-samples", 3, "--out", tmp_path / "s")
+    command("evaluate/metrics.py", tmp_path / "s" / "samples.npz", "--reference", "digits",
+            "--features", "pixels")  # fmt: skip
+    assert json.loads((tmp_path / "s" / "samples.json").read_text())["labels"] == [0, 0, 0]
+    refused = command("sample/grid.py", "--checkpoint", run, "--classes", 1, check=False)
+    assert refused.returncode == 2 and "unconditional" in refused.stderr
+
+
 def test_two_processes_save_when_one_signal_arrives(tmp_path):
     process = subprocess.Popen(
         command_line("train_sit.py", *TINY, "--steps", 100_000, "--output-dir", tmp_path,
@@ -226,8 +258,11 @@ BAD_COMMANDS = {
     "batch": (["train_sit.py", *TINY, "--batch-size", "15", "--accumulation", "2"], "14 or 16"),
     "absent run": (["train_sit.py", "--resume", "runs/absent"], "does not exist"),
     "absent checkpoint": (["sample/grid.py", "--checkpoint", "absent"], "does not exist"),
+    "config not a file": (["train_sit.py", "--config", "configs/digits.yaml/x"], "not a YAML file"),
+    "output is a file": (["train_sit.py", *TINY, "--output-dir", "README.md"], "README.md"),
+    "picture kind": (["sample/grid.py", "--checkpoint", "x", "--out", "x.foo"], "end in .png"),
     "absent samples": (["evaluate/metrics.py", "absent", "--reference", "digits",
-                        "--features", "pixels"], "absent does not exist"),
+                        "--features", "pixels"], "absent' does not exist"),
 }  # fmt: skip
 
 
@@ -245,7 +280,9 @@ def test_a_wrong_command_gets_one_line_and_status_two(command, name):
 
 def test_a_class_outside_the_range_is_named(command, trained):
     failed = command("sample/grid.py", "--checkpoint", trained, "--classes", 10, check=False)
-    assert failed.returncode == 2 and "class '10' is neither a name nor in 0..9" in failed.stderr
+    assert (
+        failed.returncode == 2 and "class '10' is no class name; classes: 0, 1, 2" in failed.stderr
+    )
 
 
 def test_metrics_prints_a_table_and_the_path_of_its_json(command, trained, tmp_path):
@@ -260,9 +297,9 @@ def test_metrics_prints_a_table_and_the_path_of_its_json(command, trained, tmp_p
     path = Path(shown.stdout.splitlines()[-1])
     result = json.loads(path.read_text())
     assert path == tmp_path / "s" / "metrics.json"
-    assert result["frechet_distance"] > 10 * result["floor_frechet_distance"]
+    assert result["frechet_distance"] > 10 * result["floor"]["frechet_distance"]
     assert result["manifest"]["settings"]["sampler"]["steps"] == 1
-    assert "floor: digits:train" in shown.stdout
+    assert "floor: digits:train-1437" in shown.stdout
 
 
 def test_a_full_disk_during_training_leaves_the_last_checkpoint(tmp_path):

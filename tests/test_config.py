@@ -66,6 +66,9 @@ def test_dumped_configuration_reads_back_equal(tmp_path):
         ("a: [1\n", "not a YAML file"),
         ("model: ViT5-M\n", "unknown model 'ViT5-M'; nearest: ViT5-"),
         ("steps: 0\n", "steps 0 must be at least 1"),
+        ("ema:\n  decays: [{a: 1}]\n", "ema.decays must be a value or a list of values"),
+        ("help: 1\n", "unknown option help"),
+        ("optimizer.lr: 1\noptimizer:\n  lr: 2\n", "key optimizer.lr is given twice"),
     ],
 )
 def test_faulty_yaml_is_refused_in_one_line_with_the_file_name(tmp_path, text, message):
@@ -93,7 +96,28 @@ def test_faulty_yaml_is_refused_in_one_line_with_the_file_name(tmp_path, text, m
         (["--ema.decays"], "ema.decays"),
         (["--objective.class-dropout", "1"], "class_dropout"),
         (["--name", "a/b"], "plain folder name"),
-        (["--checkpoint.keep", "-1"], "must not be negative"),
+        (["--name=-x"], "plain folder name"),
+        (["--optimizer.clip-norm", "inf"], "optimizer.clip_norm inf must be finite"),
+        (["--optimizer.lr", "nan"], "optimizer.lr nan must be finite"),
+        (["--optimizer.lr", "-1"], "optimizer.lr -1.0 must be at least 0"),
+        (["--optimizer.betas", "1", "0.9"], "optimizer.betas"),
+        (["--optimizer.eps", "-1"], "optimizer.eps"),
+        (["--seed", "-1"], "seed"),
+        (["--data.image-size", "0"], "data.image_size 0 must be at least 1"),
+        (["--preview.columns", "0"], "preview.columns"),
+        (["--preview.classes", "0"], "preview.classes"),
+        (["--preview.steps", "0"], "preview.steps"),
+        (["--backbone.mlp-ratio", "-1"], "mlp_ratio"),
+        (["--backbone.recipe.registers", "-4"], "must not be negative"),
+        (["--backbone.recipe.rope-theta", "-1"], "rope_theta -1.0 must be at least 1"),
+        (["--backbone.recipe.rope-theta", "inf"], "rope_theta"),
+        (["--backbone.recipe.layer-scale-init", "nan"], "layer_scale_init nan must be finite"),
+        (["--model", "SiT-Nano", "--backbone.width", "66", "--backbone.heads", "2"], "by 4"),
+        (["--resume", ""], "--resume needs a value"),
+        (["--config="], "--config needs a value"),
+        (["--config", "a.yaml", "--config", "b.yaml"], "option config is given twice"),
+        (["--zzz"], "nearest: none, see --help"),
+        (["--checkpoint.keep", "-1"], "checkpoint.keep -1 must be at least 0"),
         (["--backbone.heads", "5"], "not divisible"),
         (["--backbone.recipe.registers", "3"], "square"),
         (["--model", "ViT5-Nano", "--backbone.heads", "32"], "divisible by 4"),
@@ -104,6 +128,17 @@ def test_faulty_command_line_is_refused_in_one_line(argv, message):
         train_config(*argv)
     assert message in str(error.value)
     assert "\n" not in str(error.value)
+
+
+def test_values_that_look_like_flags_and_empty_sections_read_back(tmp_path):
+    config = train_config("--data.path=-odd", "--output-dir=--odd", "--init-from=-1")
+    assert load_config(yaml_file(tmp_path, dump_config(config))) == config
+    assert load_config(yaml_file(tmp_path, "data:\nsteps: 3\n")).steps == 3
+
+
+def test_every_configuration_names_how_layer_scale_meets_the_gate():
+    for path in Path(__file__).parents[1].glob("configs/*.yaml"):
+        assert "layer_scale:" in path.read_text()
 
 
 def test_yaml_words_for_none_and_booleans_are_understood(tmp_path):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from sit_vit5.distributed import BatchPlan, check_joined
+from sit_vit5.distributed import BatchPlan, check_joined, check_plain_launcher
 from sit_vit5.errors import UserError
 
 
@@ -32,3 +32,18 @@ def test_processes_that_did_not_find_one_another_are_refused(monkeypatch):
     with pytest.raises(UserError, match="started 2 processes but this one joined 1"):
         check_joined(1)
     check_joined(2)
+
+
+@pytest.mark.parametrize("name", ["ACCELERATE_USE_FSDP", "ACCELERATE_USE_DEEPSPEED"])
+def test_launcher_engines_that_would_change_the_run_are_refused(monkeypatch, name):
+    monkeypatch.setenv(name, "true")
+    with pytest.raises(UserError, match="not supported yet; use DDP"):
+        check_plain_launcher()
+
+
+def test_a_launcher_that_compiles_behind_our_back_is_refused(monkeypatch):
+    monkeypatch.setenv("ACCELERATE_DYNAMO_BACKEND", "NO")
+    check_plain_launcher()
+    monkeypatch.setenv("ACCELERATE_DYNAMO_BACKEND", "INDUCTOR")
+    with pytest.raises(UserError, match="use --compile True"):
+        check_plain_launcher()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import zipfile
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +13,10 @@ from PIL import Image
 from sit_vit5.config import MetricsConfig
 from sit_vit5.data.digits import Digits
 from sit_vit5.errors import UserError
-from sit_vit5.evaluation import evaluate, open_image_set, report, save_report
+from sit_vit5.evaluation.evaluate import evaluate, reference_statistics
+from sit_vit5.evaluation.inputs import open_image_set
+from sit_vit5.evaluation.report import json_path, report
+from sit_vit5.files import file_hash, write_json
 from sit_vit5.metrics.frechet import frechet_distance
 from sit_vit5.metrics.statistics import Statistics
 
@@ -37,12 +41,15 @@ def test_real_digits_score_the_floor_and_agree_with_their_labels(tmp_path):
     a, b = (Statistics.of(Digits(s).images.reshape(-1, 64) / 255) for s in ("train", "held-out"))
     expected = frechet_distance(a.mean, a.covariance, b.mean, b.covariance)
     assert result["frechet_distance"] == pytest.approx(expected, rel=1e-9)
-    assert result["floor_frechet_distance"] == pytest.approx(expected, rel=1e-9)
+    assert result["floor"]["frechet_distance"] == pytest.approx(expected, rel=1e-9)
+    assert result["floor"]["count"] == 1437
     assert result["agreement"]["samples"] > 0.99  # the classifier has seen these
     assert 0.9 < result["agreement"]["held_out"] < 1
     text = report(result)
     assert "Frechet distance of pixels-1437" in text and "method none" in text
-    saved = json.loads(save_report(result, chosen).read_text())
+    write_json(json_path(chosen), result)
+    saved = json.loads((tmp_path / "metrics.json").read_text())
+    assert saved["samples_sha256"] == file_hash(samples)
     assert saved["manifest"]["settings"] == {"sampler": {"method": "none"}}
     assert saved["count"] == 1437 and saved["reference_count"] == 360
 
@@ -89,6 +96,7 @@ def test_lossy_samples_are_noted(tmp_path):
     np.savez(tmp_path / "ref.npz", np.zeros((4, 8, 8, 3), np.uint8))
     notes = evaluate(options(tmp_path, tmp_path / "ref.npz"))["notes"]
     assert any("3 lossy files such as 0.jpg" in note for note in notes)
+    assert any("4 reference images for 192 features" in note for note in notes)
 
 
 def test_stored_statistics_are_for_inception_only(tmp_path):
@@ -126,9 +134,9 @@ def test_wrong_files_say_what_was_found_and_what_was_expected(tmp_path):
         (tmp_path / "keys.npz", "digits", "keys.npz holds images, labels; expected arr_0"),
         (tmp_path / "text.npz", "digits", "text.npz is not an npz file"),
         (tmp_path / "empty", "digits", "empty holds no image .looked for .png"),
-        (tmp_path / "absent", "digits", "absent does not exist; give an npz"),
+        (tmp_path / "absent", "digits", "absent' does not exist; give an npz"),
         (good, tmp_path / "keys.npz", "expected arr_0, or mu and sigma"),
-        (good, "digit", "digit does not exist; give an npz, a folder of images, or one of digits"),
+        (good, "digit", "digit' does not exist; give an npz, a folder of images, or one of digits"),
     ]
     for samples, reference, message in cases:
         with pytest.raises(UserError, match=message) as error:
@@ -153,3 +161,100 @@ def test_unknown_features_and_missing_labels_are_refused(tmp_path):
     (tmp_path / "samples.json").unlink()
     with pytest.raises(UserError, match="agreement needs the asked labels"):
         evaluate(options(samples, "digits", agreement="digits"))
+
+
+def test_reference_statistics_are_used_for_inception_and_their_images_tell_the_size(tmp_path):
+    # A stand-in for the extractor: what it computes does not matter here.
+    class TwoFeatures:
+        identity = {"features": "inception"}  # noqa: RUF012 (constant)
+
+        def __call__(self, images: np.ndarray) -> np.ndarray:
+            flat = images.reshape(len(images), -1).astype(float)
+            return np.stack([flat.mean(1), flat.std(1)], axis=1)
+
+    samples = open_image_set(str(digits_npz(tmp_path / "s")))
+    found = TwoFeatures()(Digits("train").images)
+    statistics = {"mu": found.mean(0), "sigma": np.cov(found, rowvar=False)}
+    cases = {
+        "plain": (statistics, ["does not tell the size"], None),
+        "adm": (statistics | {"arr_0": Digits("held-out").images}, [], None),
+        "size": (statistics | {"arr_0": np.zeros((3, 4, 4, 1), np.uint8)}, [], "samples' size"),
+        "nan": (statistics | {"mu": np.full(2, np.nan)}, [], "not finite"),
+        "text": (statistics | {"mu": np.array(["a", "b"])}, [], "not numbers"),
+        "shape": (statistics | {"mu": np.zeros(3)}, [], "do not fit together"),
+    }
+    for name, (arrays, notes, message) in cases.items():
+        np.savez(tmp_path / f"{name}.npz", **arrays)
+        chosen = options(samples.name, str(tmp_path / f"{name}.npz"))
+        if message:
+            with pytest.raises(UserError, match=message):
+                reference_statistics(chosen, TwoFeatures(), samples)
+            continue
+        reference, said = reference_statistics(chosen, TwoFeatures(), samples)
+        np.testing.assert_array_equal(reference.mean, statistics["mu"])
+        np.testing.assert_array_equal(reference.covariance, statistics["sigma"])
+        assert [want in got for want, got in zip(notes, said, strict=True)] == [True] * len(notes)
+
+
+def test_damaged_archives_are_refused_in_one_line(tmp_path):
+    good = digits_npz(tmp_path / "good").read_bytes()
+
+    def damaged(name: str, data: bytes) -> Path:
+        path = tmp_path / name
+        path.write_bytes(data)
+        return path
+
+    with zipfile.ZipFile(tmp_path / "header.npz", "w") as archive:
+        archive.writestr("arr_0.npy", b"no header at all")
+    with zipfile.ZipFile(tmp_path / "name.npz", "w") as archive:
+        archive.writestr("arr_0", b"")
+    for path in (
+        damaged("cut.npz", good[:-200]),
+        damaged("bits.npz", good[:5000] + bytes(100) + good[5100:]),
+        tmp_path / "header.npz",
+        tmp_path / "name.npz",
+    ):
+        with pytest.raises(UserError, match="damaged|is not an npz file") as error:
+            evaluate(options(path, "digits"))
+        assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "facts",
+    [
+        "[]", "{", '{"class_names": 5}', '{"class_names": [], "labels": 5}',
+        '{"class_names": [], "labels": ["a"]}', '{"class_names": [], "settings": []}',
+        '{"class_names": [], "settings": {"sampler": "x"}}',
+    ],
+)  # fmt: skip
+def test_manifests_of_another_kind_are_refused(tmp_path, facts):
+    samples = digits_npz(tmp_path)
+    (tmp_path / "samples.json").write_text(facts)
+    with pytest.raises(UserError, match="is not a manifest of samples"):
+        evaluate(options(samples, "digits"))
+
+
+def test_a_manifest_of_another_archive_is_refused(tmp_path):
+    samples = digits_npz(tmp_path, samples_sha256="0" * 64)
+    with pytest.raises(UserError, match="written for another .*the hashes differ"):
+        evaluate(options(samples, "digits"))
+    other = digits_npz(tmp_path, class_names=["a", "b"])
+    with pytest.raises(UserError, match="are not the digits"):
+        evaluate(options(other, "digits", agreement="digits"))
+
+
+def test_the_result_never_replaces_a_manifest_or_another_result(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert json_path(options("a/samples.npz", "r")) == Path("a/metrics.json")
+    assert json_path(options("a/b.npz", "r")) == Path("a/b.metrics.json")
+    assert json_path(options("metrics.npz", "r")) == Path("metrics.metrics.json")
+    assert json_path(options(".", "r")) == Path("metrics.json")
+    assert json_path(options("digits:train", "r")) == Path("digits-train.metrics.json")
+    with pytest.raises(UserError, match="manifest"):
+        json_path(options("a/samples.npz", "r", out="a/samples.json"))
+
+
+def test_pixels_of_large_images_are_refused_before_they_fill_the_memory(tmp_path):
+    np.savez(tmp_path / "big.npz", np.zeros((2, 256, 256, 3), np.uint8))
+    with pytest.raises(UserError, match="pixels are for small images: 196,608"):
+        evaluate(options(tmp_path / "big.npz", tmp_path / "big.npz"))

@@ -21,10 +21,11 @@ def make(run: Path, *steps: int) -> None:
 def test_checkpoints_are_kept_in_numeric_order(tmp_path):
     make(tmp_path, 9, 10, 100, 1000, 12_345_678)
     assert list(checkpoint_steps(tmp_path)) == [9, 10, 100, 1000, 12_345_678]
-    prune_checkpoints(tmp_path, 2)
-    assert list(checkpoint_steps(tmp_path)) == [1000, 12_345_678]
-    prune_checkpoints(tmp_path, 0)
-    assert len(checkpoint_steps(tmp_path)) == 2
+    prune_checkpoints(tmp_path, 2, up_to=1000)
+    assert list(checkpoint_steps(tmp_path)) == [100, 1000, 12_345_678]
+    prune_checkpoints(tmp_path, 0, up_to=12_345_678)
+    assert len(checkpoint_steps(tmp_path)) == 3
+    assert len(list((tmp_path / "checkpoints").iterdir())) == 3
 
 
 def test_partial_checkpoints_are_neither_listed_nor_counted(tmp_path):
@@ -34,13 +35,16 @@ def test_partial_checkpoints_are_neither_listed_nor_counted(tmp_path):
     assert list(checkpoint_steps(tmp_path)) == [1]
 
 
-def test_run_folder_pointer_and_checkpoint_lead_to_the_same_place(tmp_path):
+def test_run_folder_pointer_and_checkpoint_lead_to_the_same_place(tmp_path, monkeypatch):
     make(tmp_path, 5, 7)
     (tmp_path / "latest").write_text("checkpoints/step_0000005\n")
     folder = tmp_path / "checkpoints" / "step_0000005"
     assert find_checkpoint(tmp_path) == find_checkpoint(tmp_path / "latest") == folder
     assert find_checkpoint(folder) == folder
     assert run_of(folder) == tmp_path
+    monkeypatch.chdir(folder.parent)
+    assert run_of(Path("step_0000005")) == tmp_path.resolve()
+    assert run_of(tmp_path / "alone") == tmp_path / "alone"
 
 
 def test_a_path_without_checkpoint_says_what_was_expected(tmp_path):

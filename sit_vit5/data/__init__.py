@@ -52,4 +52,6 @@ def build_source(data: DataConfig) -> Source:
             "no data given: use --data.path FOLDER (one sub-folder per class), or the built-in "
             "example that needs none: --config configs/digits.yaml"
         )
+    if data.source is not None and data.source != "folder" and data.path is not None:
+        raise UserError(f"data.path has no use with data.source {data.source}; drop one of them")
     return choose("data.source", data.source or "folder", SOURCES)(data)

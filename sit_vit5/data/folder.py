@@ -33,12 +33,12 @@ class ImageFolder:
             scan_flat(self.root) if unconditional else scan_classes(self.root)
         )
         self.files, self.labels = files, np.array(labels)
-        listing = "\n".join(str(file.relative_to(self.root)) for file in files)
+        listing = b"\n".join(os.fsencode(file.relative_to(self.root)) for file in files)
         self.identity = {
             "source": "folder",
             "count": len(files),
             "image_size": image_size,
-            "sha256": hashlib.sha256(listing.encode()).hexdigest(),
+            "sha256": hashlib.sha256(listing).hexdigest(),
         }
 
     def __len__(self) -> int:
@@ -59,19 +59,20 @@ def scan_flat(root: Path) -> tuple[list[Path], list[int], tuple[str, ...]]:
 
 def scan_classes(root: Path) -> tuple[list[Path], list[int], tuple[str, ...]]:
     """Files, labels and class names below a folder of class folders."""
+    loose = [entry for entry in root.iterdir() if entry.is_file() and _is_image(entry.name)]
     folders = [entry for entry in root.iterdir() if entry.is_dir() and entry.name[0] != "."]
     numeric = all(folder.name.isdecimal() for folder in folders)
     folders.sort(key=lambda folder: (int(folder.name), folder.name) if numeric else folder.name)
-    if not folders:
-        loose = list_images(root)
-        hint = (
-            f"{len(loose)} images lie directly in it; put them in one sub-folder per class"
-            if loose
-            else "expected one sub-folder per class"
+    if loose or not folders:
+        found = f"{len(loose)} images such as {loose[0].name} lie" if loose else "nothing lies"
+        raise UserError(
+            f"{found} directly in data folder {root}, and {len(folders)} class sub-folders; put "
+            "every image in one sub-folder per class, or use --data.unconditional True"
         )
-        raise UserError(f"data folder {root} has no class sub-folders: {hint}")
     files, labels = [], []
     for label, folder in enumerate(folders):
+        if not folder.name.isprintable():
+            raise UserError(f"class folder name {folder.name!r} is not printable text; rename it")
         found = list_images(folder)
         if not found:
             raise UserError(
@@ -83,12 +84,18 @@ def scan_classes(root: Path) -> tuple[list[Path], list[int], tuple[str, ...]]:
     return files, labels, tuple(folder.name for folder in folders)
 
 
+def _is_image(name: str) -> bool:
+    return name.lower().endswith(EXTENSIONS)
+
+
 def list_images(folder: Path) -> list[Path]:
     """Image files at any depth, sorted; extensions in any case, hidden names ignored."""
     found = []
     for parent, folders, names in os.walk(folder, followlinks=True):
         folders[:] = sorted(name for name in folders if name[0] != ".")
-        for name in names:
-            if name[0] != "." and name.lower().endswith(EXTENSIONS):
-                found.append(Path(parent, name))
+        for name in folders:
+            inner = Path(parent, name)
+            if inner.is_symlink() and Path(parent).resolve().is_relative_to(inner.resolve()):
+                raise UserError(f"{inner} is a link to a folder it lies in; remove it")
+        found += [Path(parent, name) for name in names if name[0] != "." and _is_image(name)]
     return sorted(found)

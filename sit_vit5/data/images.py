@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
-from PIL import Image, ImageFile, UnidentifiedImageError
+from PIL import Image, UnidentifiedImageError
 
 EXTENSIONS = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".tif", ".tiff", ".gif", ".ppm")
 
@@ -58,7 +58,3 @@ def center_crop(image: Image.Image, size: int) -> np.ndarray:
     )
     left, top = (image.width - size) // 2, (image.height - size) // 2
     return np.asarray(image)[top : top + size, left : left + size]
-
-
-# A truncated file is an error with a name, never a half-grey picture.
-ImageFile.LOAD_TRUNCATED_IMAGES = False

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 import numpy as np
@@ -32,6 +32,10 @@ class Batch:
     images: Tensor
     labels: Tensor
     bad_images: tuple[str, ...] = ()
+
+    def pin_memory(self) -> Batch:
+        """Called by DataLoader where there is a GPU: pinned images travel beside the work."""
+        return replace(self, images=self.images.pin_memory(), labels=self.labels.pin_memory())
 
 
 class StepLoader(Dataset):
@@ -101,6 +105,10 @@ class StepLoader(Dataset):
                     if isinstance(batch, UserError):
                         raise batch
                 yield step
+        except RuntimeError as error:  # DataLoader's word for a worker that was killed
+            raise UserError(
+                f"a loader process died: {str(error).splitlines()[0]}; use fewer --data.workers"
+            ) from None
         finally:
             del micro_batches  # ends the workers now; a kept traceback would keep them alive
 

@@ -9,10 +9,13 @@ from typing import Protocol
 
 import numpy as np
 import torch
-from tqdm import tqdm
 
 from sit_vit5.errors import UserError, choose
 from sit_vit5.metrics.statistics import Statistics
+from sit_vit5.precision import set_tf32
+from sit_vit5.progress import progress_bar
+
+MOST_PIXELS = 4096  # a covariance of 128 MB
 
 
 class Extractor(Protocol):
@@ -32,7 +35,13 @@ class Pixels:
         self.identity = {"features": "pixels"}
 
     def __call__(self, images: np.ndarray) -> np.ndarray:
-        return images.reshape(len(images), -1) / 255.0
+        flat = images.reshape(len(images), -1)
+        if flat.shape[1] > MOST_PIXELS:
+            raise UserError(
+                f"features pixels are for small images: {flat.shape[1]:,} numbers per image, at "
+                f"most {MOST_PIXELS:,}; use --features inception"
+            )
+        return flat / 255.0
 
 
 class Inception:
@@ -46,7 +55,7 @@ class Inception:
         # Imported here: torch-fidelity takes seconds, and pixels need none of it.
         from torch_fidelity.feature_extractor_inceptionv3 import FeatureExtractorInceptionV3
 
-        torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
+        set_tf32(False)
         self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         try:
             # The library unpickles the file without restriction: first make sure that it holds
@@ -67,7 +76,7 @@ class Inception:
     @torch.inference_mode()
     def __call__(self, images: np.ndarray) -> np.ndarray:
         rgb = np.broadcast_to(images, (*images.shape[:3], 3))
-        batch = torch.from_numpy(np.ascontiguousarray(rgb)).permute(0, 3, 1, 2).to(self.device)
+        batch = torch.from_numpy(rgb.copy()).permute(0, 3, 1, 2).to(self.device)
         (features,) = self.network(batch)
         return features.float().cpu().numpy()
 
@@ -92,7 +101,7 @@ def find_inception_weights(path: str | None) -> Path:
     if not found.is_file():
         raise UserError(
             f"Inception weights {found} do not exist; download {URL_INCEPTION_V3} to that place, "
-            "or give the file with --inception-weights FILE; features pixels need none"
+            "or give the file with --inception-weights FILE; for small images --features pixels"
         )
     return found
 
@@ -102,9 +111,12 @@ def extract_statistics(
 ) -> Statistics:
     """Statistics of all batches of uint8 images. Refuses an empty set."""
     statistics = None
-    with tqdm(total=total, desc=title, unit="image", disable=None, leave=False) as bar:
+    with progress_bar(total, unit="image", title=title) as bar:
         for images in batches:
-            part = Statistics.of(extractor(images))
+            features = extractor(images)
+            if not np.isfinite(features).all():
+                raise UserError(f"{title}: features are not finite; check its weights")
+            part = Statistics.of(features)
             statistics = part if statistics is None else statistics.merge(part)
             bar.update(len(images))
     if statistics is None:

@@ -19,7 +19,8 @@ def frechet_distance(
     covariance1, covariance2 = (np.asarray(c, np.float64) for c in (covariance1, covariance2))
     cross = np.linalg.svd(_factor(covariance1).T @ _factor(covariance2), compute_uv=False).sum()
     shift = mean1 - mean2
-    return float(shift @ shift + np.trace(covariance1) + np.trace(covariance2) - 2 * cross)
+    distance = shift @ shift + np.trace(covariance1) + np.trace(covariance2) - 2 * cross
+    return float(max(distance, 0.0))  # rounding alone makes it negative
 
 
 def _factor(covariance: np.ndarray) -> np.ndarray:

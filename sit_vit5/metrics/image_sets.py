@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import zipfile
+import zlib
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -40,7 +42,7 @@ def npz_set(path: Path) -> ImageSet:
     keys = npz_keys(path)
     if IMAGES_KEY not in keys:
         raise UserError(f"{path} holds {', '.join(keys) or 'nothing'}; expected {IMAGES_KEY}")
-    with zipfile.ZipFile(path) as archive, archive.open(f"{IMAGES_KEY}.npy") as entry:
+    with _open(path, IMAGES_KEY) as entry:
         shape, fortran, dtype = _read_header(entry)
     if fortran:
         raise UserError(f"{path}: {IMAGES_KEY} is in Fortran order; save it in C order")
@@ -48,7 +50,7 @@ def npz_set(path: Path) -> ImageSet:
 
     def batches(size: int) -> Iterator[np.ndarray]:
         row = int(np.prod(shape[1:]))
-        with zipfile.ZipFile(path) as archive, archive.open(f"{IMAGES_KEY}.npy") as entry:
+        with _open(path, IMAGES_KEY) as entry:
             _read_header(entry)
             for start in range(0, shape[0], size):
                 rows = min(size, shape[0] - start)
@@ -69,11 +71,20 @@ def npz_keys(path: Path) -> list[str]:
 
 def npz_array(path: Path, key: str) -> np.ndarray:
     """One array of an npz; pickled objects are refused."""
+    with _open(path, key) as entry:
+        return np.lib.format.read_array(entry, allow_pickle=False)
+
+
+@contextmanager
+def _open(path: Path, key: str) -> Iterator[zipfile.ZipExtFile]:
+    """The member of an npz as a stream; damage of any kind becomes one line."""
     try:
-        with np.load(path, allow_pickle=False) as archive:
-            return archive[key]
-    except (OSError, KeyError, ValueError) as error:
-        raise UserError(f"{path}: {key} cannot be read: {error}") from None
+        with zipfile.ZipFile(path) as archive, archive.open(f"{key}.npy") as entry:
+            yield entry
+    except UserError:
+        raise
+    except (OSError, zipfile.BadZipFile, zlib.error, EOFError, ValueError, KeyError) as error:
+        raise UserError(f"{path}: {key} cannot be read, the file is damaged: {error}") from None
 
 
 def check_images(name: str, shape: tuple[int, ...], dtype: np.dtype) -> None:

@@ -8,6 +8,14 @@ import numpy as np
 
 
 @dataclass(frozen=True)
+class Gaussian:
+    """mean (D,) and covariance (D, D), fp64, of a reference file that keeps no count."""
+
+    mean: np.ndarray
+    covariance: np.ndarray
+
+
+@dataclass(frozen=True)
 class Statistics:
     """count, mean (D,) and scatter (D, D), the sum of (x - mean)(x - mean)^T; all fp64."""
 

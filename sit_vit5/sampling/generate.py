@@ -9,15 +9,15 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from tqdm import tqdm
 
 from sit_vit5 import __version__
 from sit_vit5.config import GenerateConfig
 from sit_vit5.distributed import Processes
-from sit_vit5.files import lock
+from sit_vit5.files import file_hash, lock
+from sit_vit5.progress import progress_bar
 from sit_vit5.run_folder import SAMPLES, run_of, step_name
 from sit_vit5.sampling.generator import choose_labels, find_classes, sample_images
-from sit_vit5.sampling.load import Loaded, file_hash, load
+from sit_vit5.sampling.load import Loaded, load
 from sit_vit5.sampling.sample_set import ARCHIVE, SampleSet
 
 
@@ -29,7 +29,7 @@ def generate(options: GenerateConfig, processes: Processes) -> Path:
     """
     loaded = load(options, processes.device)
     folder = Path(options.out) if options.out else _default_folder(options, loaded)
-    classes = find_classes(options.classes, loaded.class_names) if loaded.class_names else []
+    classes = find_classes(options.classes, loaded.class_names)
     samples = SampleSet(
         folder,
         _settings(options, loaded, classes),
@@ -69,25 +69,24 @@ def _fill(
     samples.open()
     starts = range(0, options.num_samples, options.batch_size)
     groups = [range(s, min(s + options.batch_size, options.num_samples)) for s in starts]
-    mine = groups[processes.rank :: processes.count]
+    missing = [group for group in groups if samples.missing(group)]
+    processes.wait()  # every process has looked before one fills
+    mine = missing[processes.rank :: processes.count]
     made = 0
-    with tqdm(
-        total=sum(map(len, mine)), unit="image", disable=None if processes.is_main else True
-    ) as bar:
+    with progress_bar(sum(map(len, mine)), unit="image", shown=processes.is_main) as bar:
         for group in mine:
-            if samples.missing(group):
-                padded = range(group.start, group.start + options.batch_size)
-                images = sample_images(
-                    loaded.model,
-                    loaded.codec,
-                    indices=padded,
-                    labels=_labels(padded, options, classes),
-                    settings=loaded.settings,
-                )
-                pixels = images.pixels.numpy()[: len(group)]
-                samples.write(group, pixels, images.evaluations, images.passes)
-                made += len(group)
-                bar.set_postfix(evaluations=images.evaluations, passes=images.passes)
+            padded = range(group.start, group.start + options.batch_size)
+            images = sample_images(
+                loaded.model,
+                loaded.codec,
+                indices=padded,
+                labels=_labels(padded, options, classes),
+                settings=loaded.settings,
+            )
+            pixels = images.pixels.numpy()[: len(group)]
+            samples.write(group, pixels, images.evaluations, images.passes)
+            made += len(group)
+            bar.set_postfix(evaluations=images.evaluations, passes=images.passes)
             bar.update(len(group))
     return made
 

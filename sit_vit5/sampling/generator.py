@@ -89,15 +89,16 @@ def find_classes(wanted: Sequence[str], class_names: Sequence[str]) -> list[int]
     """Labels of classes given by name or number; all classes if none is given."""
     if wanted and not class_names:
         raise UserError("the model is unconditional: it has no classes to choose from")
+    numbered = all(name.isdecimal() for name in class_names)  # then a number is a name
     labels = []
     for text in wanted:
         if text in class_names:
             labels.append(list(class_names).index(text))
-        elif text.isdecimal() and int(text) < len(class_names):
+        elif text.isdecimal() and int(text) < len(class_names) and not numbered:
             labels.append(int(text))
         else:
             raise UserError(
-                f"class {text!r} is neither a name nor in 0..{len(class_names) - 1}; "
+                f"class {text!r} is no class name{'' if numbered else ' or number'}; "
                 f"classes: {', '.join(class_names[:12])}{', ...' if len(class_names) > 12 else ''}"
             )
     return labels or list(range(len(class_names)))

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont
-from tqdm import tqdm
 
 from sit_vit5.codecs import Codec
 from sit_vit5.models.denoiser import Denoiser
+from sit_vit5.progress import progress_bar
 from sit_vit5.sampling.generator import Settings, sample_images
 
 GAP = 4
@@ -37,16 +37,18 @@ def sample_grid(
     labels = [label for label in (classes if class_names else [0] * 4) for _ in range(columns)]
     blocks: dict[str, list[np.ndarray]] = {title: [] for title in networks}
     jobs = [(title, s) for title in networks for s in range(0, len(labels), batch_size)]
-    for title, start in tqdm(jobs, unit="batch", disable=None if progress else True, leave=False):
-        part = labels[start : start + batch_size]
-        images = sample_images(
-            networks[title],
-            codec,
-            indices=range(start, start + len(part)),
-            labels=part,
-            settings=settings,
-        )
-        blocks[title].append(images.pixels.numpy())
+    with progress_bar(len(jobs), unit="batch", shown=progress) as bar:
+        for title, start in jobs:
+            part = labels[start : start + batch_size]
+            images = sample_images(
+                networks[title],
+                codec,
+                indices=range(start, start + len(part)),
+                labels=part,
+                settings=settings,
+            )
+            blocks[title].append(images.pixels.numpy())
+            bar.update()
     return draw_grid({title: np.concatenate(b) for title, b in blocks.items()}, rows, columns)
 
 
@@ -58,7 +60,8 @@ def draw_grid(blocks: dict[str, np.ndarray], rows: Sequence[str], columns: int) 
     height, width = next(iter(blocks.values())).shape[1:3]
     zoom = max(1, -(-TILE // min(height, width)))
     tile_h, tile_w = height * zoom + GAP, width * zoom + GAP
-    block_w = columns * tile_w + GAP * 3
+    title_w = round(max(font.getlength(title) for title in blocks))
+    block_w = max(columns * tile_w, title_w) + GAP * 3
     header = FONT_SIZE + GAP * 2
     canvas = Image.new(
         "RGB", (margin + len(blocks) * block_w, header + len(rows) * tile_h), "white"

@@ -10,6 +10,22 @@ from sit_vit5.models.denoiser import Denoiser
 from sit_vit5.precision import autocast
 
 
+def guidance_scale_or_default(
+    scale: float | None, *, class_names: tuple[str, ...], class_dropout: float
+) -> float:
+    """The scale, or where none is given the demo's 2, or 1 for a model without a null label.
+
+    Refuses guidance towards a null label that training never showed.
+    """
+    guidable = bool(class_names) and class_dropout > 0
+    if scale is None:
+        return 2.0 if guidable else 1.0
+    if scale != 1 and not guidable:
+        reason = "has no classes" if not class_names else "was trained with class_dropout 0"
+        raise UserError(f"guidance_scale {scale:g} is impossible: the model {reason}; use 1")
+    return scale
+
+
 class VelocityField:
     """Velocity at (x_t, t) under classifier-free guidance on all channels (Ho and Salimans, 2022).
 
@@ -20,11 +36,6 @@ class VelocityField:
     def __init__(
         self, model: Denoiser, labels: Tensor, *, guidance_scale: float, precision: str = "fp32"
     ):
-        if guidance_scale != 1 and model.null_label is None:
-            raise UserError(
-                f"guidance_scale {guidance_scale} needs a model with classes; this one is "
-                "unconditional, use 1"
-            )
         self.model, self.labels, self.precision = model, labels, precision
         self.guidance_scale = guidance_scale
         self.evaluations = self.passes = 0

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import hashlib
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 
@@ -15,6 +13,7 @@ from sit_vit5.errors import UserError
 from sit_vit5.models.denoiser import Denoiser
 from sit_vit5.precision import set_tf32
 from sit_vit5.sampling.generator import Settings
+from sit_vit5.sampling.guidance import guidance_scale_or_default
 
 
 @dataclass(frozen=True)
@@ -35,14 +34,18 @@ class Loaded:
 def load(options: SamplerConfig, device: torch.device) -> Loaded:
     """Opens the checkpoint, checks that the codec is the one of training, builds the network."""
     set_tf32(False)
+    checkpoint = open_checkpoint(options.checkpoint)
     settings = Settings(
         method=options.method,
         steps=options.steps,
-        guidance_scale=options.guidance_scale,
+        guidance_scale=guidance_scale_or_default(
+            options.guidance_scale,
+            class_names=checkpoint.state.class_names,
+            class_dropout=checkpoint.config.objective.class_dropout,
+        ),
         precision=options.precision,
         seed=options.seed,
     )
-    checkpoint = open_checkpoint(options.checkpoint)
     trained = checkpoint.config.codec
     codec = build_codec(trained.name, options.codec_path or trained.path)
     if codec.identity != checkpoint.state.codec:
@@ -52,12 +55,3 @@ def load(options: SamplerConfig, device: torch.device) -> Loaded:
         )
     model = checkpoint.denoiser(options.weights).to(device).eval().requires_grad_(False)
     return Loaded(checkpoint, model, codec, settings)
-
-
-def file_hash(path: Path) -> str:
-    """SHA-256 of a file, read in pieces."""
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while piece := file.read(1 << 24):
-            digest.update(piece)
-    return digest.hexdigest()

@@ -5,31 +5,28 @@ from __future__ import annotations
 from pathlib import Path
 
 from sit_vit5.codecs import Codec
-from sit_vit5.config import PreviewConfig
+from sit_vit5.config import TrainConfig
 from sit_vit5.models.denoiser import Denoiser
 from sit_vit5.sampling.generator import Settings
 from sit_vit5.sampling.grid import sample_grid
+from sit_vit5.sampling.guidance import guidance_scale_or_default
 
 
 class GridPreview:
     """Draws every named network from the same noise, at each call the same noise again."""
 
-    def __init__(
-        self,
-        config: PreviewConfig,
-        codec: Codec,
-        class_names: tuple[str, ...],
-        *,
-        seed: int,
-        precision: str,
-    ):
-        self.config, self.codec, self.class_names = config, codec, class_names
+    def __init__(self, config: TrainConfig, codec: Codec, class_names: tuple[str, ...]):
+        self.config, self.codec, self.class_names = config.preview, codec, class_names
         self.settings = Settings(
-            method=config.method,
-            steps=config.steps,
-            guidance_scale=config.guidance_scale if class_names else 1.0,
-            precision=precision,
-            seed=seed,
+            method=config.preview.method,
+            steps=config.preview.steps,
+            guidance_scale=guidance_scale_or_default(
+                config.preview.guidance_scale,
+                class_names=class_names,
+                class_dropout=config.objective.class_dropout,
+            ),
+            precision=config.precision,
+            seed=config.seed,
         )
 
     def __call__(self, networks: dict[str, Denoiser], path: Path) -> None:

@@ -18,11 +18,13 @@ import numpy as np
 from numpy.lib.format import open_memmap
 
 from sit_vit5.errors import UserError
-from sit_vit5.files import sync, write_json
+from sit_vit5.files import file_hash, sync, write_json
 
 MANIFEST = "samples.json"
 ARCHIVE = "samples.npz"
 PARTIAL = "samples.partial"
+IMAGES = "images.npy"
+COST = "cost.npy"
 
 
 class SampleSet:
@@ -41,10 +43,10 @@ class SampleSet:
         Called on one process, before the others call `open`.
         """
         manifest = self._read_manifest()
-        if manifest is not None:
+        if manifest is not None and self._begun():
             self._check_same(manifest["settings"])
             if manifest["complete"] and (self.folder / ARCHIVE).is_file():
-                shutil.rmtree(self.partial, ignore_errors=True)  # a kill may have left it
+                _remove(self.partial)  # a kill may have left it
                 return True
         elif (self.folder / ARCHIVE).exists():
             raise UserError(
@@ -52,23 +54,20 @@ class SampleSet:
             )
         self._check_space()
         self.partial.mkdir(parents=True, exist_ok=True)
-        if manifest is None:
-            write_json(self.folder / MANIFEST, {"complete": False, "settings": self.settings})
-        maps = {
-            "images.npy": (np.uint8, (self.count, *self.shape)),
-            "cost.npy": (np.int32, (self.count, 2)),
-        }
-        for name, (dtype, shape) in maps.items():
-            if not (self.partial / name).exists():
-                fresh = self.partial / (name + ".partial")
-                open_memmap(fresh, mode="w+", dtype=dtype, shape=shape).flush()
-                os.replace(fresh, self.partial / name)
+        write_json(self.folder / MANIFEST, {"complete": False, "settings": self.settings})
+        if not all((self.partial / name).is_file() for name in (IMAGES, COST)):
+            # Costs last: an image counts as made only where both files are there.
+            _allocate(self.partial / IMAGES, np.uint8, (self.count, *self.shape))
+            _allocate(self.partial / COST, np.int32, (self.count, 2))
         return False
 
     def open(self) -> None:
         """Maps the images and their cost (velocity evaluations, network passes; 0: missing)."""
-        self.images = open_memmap(self.partial / "images.npy", mode="r+")
-        self.cost = open_memmap(self.partial / "cost.npy", mode="r+")
+        try:
+            self.images = open_memmap(self.partial / IMAGES, mode="r+")
+            self.cost = open_memmap(self.partial / COST, mode="r+")
+        except ValueError as error:
+            raise UserError(f"{self.partial} is damaged ({error}); remove it") from None
 
     def missing(self, indices: Sequence[int]) -> bool:
         """Whether any of the images is yet to be made."""
@@ -94,7 +93,7 @@ class SampleSet:
                 "command again to make them"
             )
         archive = self.folder / ARCHIVE
-        _pack(self.partial / "images.npy", archive)
+        _pack(self.partial / IMAGES, archive)
         evaluations, passes = self.cost.max(axis=0).tolist()
         manifest = {
             "complete": True,
@@ -102,11 +101,12 @@ class SampleSet:
             "evaluations_per_image": evaluations,
             "network_passes_per_image": passes,
             "labels": labels,
+            "samples_sha256": file_hash(archive),
             **facts,
         }
         write_json(self.folder / MANIFEST, manifest)
         del self.images, self.cost
-        shutil.rmtree(self.partial)
+        _remove(self.partial)
         return archive
 
     def _read_manifest(self) -> dict | None:
@@ -115,15 +115,23 @@ class SampleSet:
             return None
         try:
             manifest = json.loads(path.read_text(encoding="utf-8"))
-            return {"settings": manifest["settings"], "complete": manifest["complete"]}
+            return {"settings": dict(manifest["settings"]), "complete": manifest["complete"]}
         except (ValueError, KeyError, TypeError):
             raise UserError(f"{path} is not a manifest of samples; choose another --out") from None
 
+    def _begun(self) -> bool:
+        """Whether any image is made: a first try that failed does not bind the folder."""
+        if (self.folder / ARCHIVE).is_file():
+            return True
+        cost = self.partial / COST
+        return cost.is_file() and bool((np.load(cost, mmap_mode="r")[:, 0] > 0).any())
+
     def _check_same(self, other: dict) -> None:
+        before, now = _flat(other), _flat(self.settings)
         changed = [
-            f"{key}: {other.get(key)} -> {self.settings.get(key)}"
-            for key in sorted(other.keys() | self.settings.keys())
-            if other.get(key) != self.settings.get(key)
+            f"{key}: {before.get(key)} -> {now.get(key)}"
+            for key in sorted(before.keys() | now.keys())
+            if before.get(key) != now.get(key)
         ]
         if changed:
             raise UserError(
@@ -145,13 +153,52 @@ class SampleSet:
             )
 
 
+def _flat(settings: dict, prefix: str = "") -> dict:
+    """Nested settings as one level: `sampler.steps`."""
+    flat = {}
+    for key, value in settings.items():
+        nested = isinstance(value, dict)
+        flat |= _flat(value, f"{prefix}{key}.") if nested else {prefix + key: value}
+    return flat
+
+
+def _allocate(path: Path, dtype: type, shape: tuple[int, ...]) -> None:
+    """A zero-filled .npy whose blocks are on the disk: a map of a sparse file dies by SIGBUS."""
+    fresh = path.with_name(path.name + ".partial")
+    try:
+        open_memmap(fresh, mode="w+", dtype=dtype, shape=shape).flush()
+        if hasattr(os, "posix_fallocate"):
+            with fresh.open("r+b") as file:
+                os.posix_fallocate(file.fileno(), 0, fresh.stat().st_size)
+    except OSError as error:
+        fresh.unlink(missing_ok=True)
+        raise UserError(f"no room for {path}: {error}; choose another --out") from None
+    os.replace(fresh, path)
+
+
+def _remove(folder: Path) -> None:
+    """Removes a folder in one step for whoever looks at its name."""
+    doomed = folder.with_name(folder.name + ".removed")
+    shutil.rmtree(doomed, ignore_errors=True)
+    if folder.exists():
+        os.replace(folder, doomed)
+        shutil.rmtree(doomed, ignore_errors=True)
+
+
 def _pack(images: Path, archive: Path) -> None:
     """An .npy file as `arr_0` of an uncompressed npz, copied in pieces."""
     partial = archive.with_name(archive.name + ".partial")
     arr_0 = zipfile.ZipInfo("arr_0.npy")  # dated 1980: the same images give the same file
-    with zipfile.ZipFile(partial, "w", zipfile.ZIP_STORED) as target:
-        with images.open("rb") as source, target.open(arr_0, "w", force_zip64=True) as entry:
-            shutil.copyfileobj(source, entry, length=1 << 24)
-    sync(partial)
+    try:
+        with zipfile.ZipFile(partial, "w", zipfile.ZIP_STORED) as target:
+            with images.open("rb") as source, target.open(arr_0, "w", force_zip64=True) as entry:
+                shutil.copyfileobj(source, entry, length=1 << 24)
+        sync(partial)
+    except OSError as error:
+        partial.unlink(missing_ok=True)
+        raise UserError(
+            f"cannot pack {archive}: {error}; all images are kept: free disk space and run the "
+            "same command again"
+        ) from None
     os.replace(partial, archive)
     sync(archive.parent)

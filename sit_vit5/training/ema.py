@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import torch
 from torch import Tensor, nn
+
+from sit_vit5.checkpoint import check_tensors
 
 
 class Ema:
@@ -40,12 +44,13 @@ class Ema:
         return min(decay, (1 + step) / (10 + step)) if self.warmup else decay
 
     def young(self, step: int) -> list[float]:
-        """Decays whose average still reaches back to the start of training: step < 1 / (1 - d)."""
+        """Decays without warm-up whose average still holds initial weights: step < 1 / (1 - d)."""
         return [] if self.warmup else [decay for decay in self.decays if step < 1 / (1 - decay)]
 
-    def load(self, averages: dict[float, dict[str, Tensor]]) -> None:
+    def load(self, averages: dict[float, dict[str, Tensor]], source: Path) -> None:
         """Takes averages from a checkpoint; decays, names and shapes must be the same."""
         for decay, average in self.averages.items():
+            check_tensors(averages[decay], average, source)
             for name, tensor in average.items():
                 tensor.copy_(averages[decay][name])
 

@@ -1,9 +1,14 @@
-"""Ctrl-C and SIGTERM end a run at the next step boundary, so that it can save."""
+"""Ctrl-C, SIGTERM and a closed terminal end a run at the next step boundary, after a save."""
 
 from __future__ import annotations
 
 import signal
 from types import FrameType
+
+# SIGHUP: the terminal was closed. Windows has none.
+STOPPING = [
+    getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)
+]
 
 
 class Interrupt:
@@ -14,7 +19,7 @@ class Interrupt:
         self._previous: dict[int, object] = {}
 
     def __enter__(self) -> Interrupt:
-        for number in (signal.SIGINT, signal.SIGTERM):
+        for number in STOPPING:
             self._previous[number] = signal.signal(number, self._remember)
         return self
 

@@ -42,8 +42,10 @@ class Learner:
     def restore(self, checkpoint: Checkpoint) -> None:
         """Takes everything from a checkpoint; a missing tensor is an error."""
         load_weights(self.model, checkpoint.weights(), checkpoint.folder)
-        load_optimizer_tensors(self.optimizer, self.model, checkpoint.optimizer())
-        self.ema.load({d: checkpoint.weights(f"ema_{d}") for d in self.config.ema.decays})
+        if checkpoint.state.step > checkpoint.state.skipped_steps:  # else no step was taken yet
+            load_optimizer_tensors(self.optimizer, self.model, checkpoint.optimizer())
+        averages = {d: checkpoint.weights(f"ema_{d}") for d in self.config.ema.decays}
+        self.ema.load(averages, checkpoint.folder)
 
     def init_from(self, checkpoint: Checkpoint) -> list[str]:
         """Takes the averaged weights that fit; lines that say what was taken and what not."""
@@ -51,7 +53,7 @@ class Learner:
         self.ema = Ema(self.model, self.config.ema.decays, warmup=self.config.ema.warmup)
         lines = [f"initial weights: {taken} tensors from {checkpoint.folder}"]
         if left:
-            lines.append(f"not taken, freshly initialised: {', '.join(left)}")
+            lines.append(f"not taken: {', '.join(left)}")
         return lines
 
     def update(self, step: int) -> None:

@@ -42,15 +42,16 @@ def optimizer_tensors(optimizer: torch.optim.Optimizer, model: nn.Module) -> dic
 def load_optimizer_tensors(
     optimizer: torch.optim.Optimizer, model: nn.Module, tensors: dict[str, Tensor]
 ) -> None:
-    """Puts back what `optimizer_tensors` gave; every trainable weight must be covered or none."""
+    """Puts back what `optimizer_tensors` gave; every trainable weight must be covered."""
     for name, parameter in model.named_parameters():
         state = {
             kind: tensors[f"{kind}.{name}"]
             for kind in ("step", "exp_avg", "exp_avg_sq")
             if f"{kind}.{name}" in tensors
         }
-        if tensors and parameter.requires_grad and len(state) != 3:
-            raise UserError(f"the checkpoint's optimizer state lacks {name}")
+        fits = [tensor.shape for kind, tensor in state.items() if kind != "step"]
+        if parameter.requires_grad and fits != [parameter.shape] * 2:
+            raise UserError(f"the checkpoint's optimizer state lacks {name} or has another shape")
         if state:
             on_device = {kind: tensor.to(parameter.device) for kind, tensor in state.items()}
             optimizer.state[parameter] = on_device

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 from sit_vit5.checkpoint import Checkpoint
@@ -12,10 +11,14 @@ from sit_vit5.config import TrainConfig
 from sit_vit5.data import Source
 from sit_vit5.errors import UserError
 from sit_vit5.files import write_text
-from sit_vit5.run_folder import CONFIG_FILE, checkpoint_steps, run_of, step_name
+from sit_vit5.run_folder import CONFIG_FILE, checkpoint_steps, latest_name, run_of, step_name
 
-# A run is these values: another one starts with --init-from.
-FIXED_ON_RESUME = ("backbone", "codec", "objective", "ema", "seed", "batch_size")
+# A run is these values: others start a new run with --init-from. The codec's path may change, its
+# identity may not.
+FIXED_ON_RESUME = (
+    "backbone", "codec.name", "objective", "ema", "seed", "batch_size", "name", "output_dir",
+    "init_from",
+)  # fmt: skip
 
 
 def run_folder(config: TrainConfig, resume: Checkpoint | None) -> Path:
@@ -27,13 +30,12 @@ def run_folder(config: TrainConfig, resume: Checkpoint | None) -> Path:
 
 
 def check_new(run: Path) -> None:
-    """Refuses the folder of another run."""
-    if (run / CONFIG_FILE).exists() or checkpoint_steps(run):
-        steps = list(checkpoint_steps(run))
-        reached = f"at step {steps[-1]}" if steps else "without a checkpoint"
+    """Refuses the folder of another run; one that died before its first checkpoint is none."""
+    steps = list(checkpoint_steps(run))
+    if steps:
         raise UserError(
-            f"{run} holds another run, {reached}; continue it with --resume {run}, choose another "
-            "--name, or remove the folder"
+            f"{run} holds another run, at step {steps[-1]}; continue it with --resume {run}, "
+            "choose another --name, or remove the folder"
         )
 
 
@@ -45,11 +47,14 @@ def check_resume(
         raise UserError(
             f"{run} is a checkpoint outside a run folder; start a new run with --init-from {run}"
         )
-    fixed = {name: getattr(config, name) for name in FIXED_ON_RESUME}
-    changed = differences(resume.config, replace(resume.config, **fixed))
-    if changed:
+    fixed = [
+        change
+        for change in differences(resume.config, config)
+        if change.startswith(FIXED_ON_RESUME)
+    ]
+    if fixed:
         raise UserError(
-            f"--resume continues the same run, but {'; '.join(changed)}; "
+            f"--resume continues the same run, but {'; '.join(fixed)}; "
             "start a new run with --init-from to change this"
         )
     if resume.state.codec != codec.identity:
@@ -68,12 +73,6 @@ def check_resume(
             f"{resume.folder} is not the newest checkpoint of its run ({step_name(newest)}); "
             "resume the run folder, or branch off with --init-from"
         )
-
-
-def latest_name(run: Path) -> str:
-    """Name of the checkpoint that `latest` points to; empty without one."""
-    pointer = run / "latest"
-    return Path(pointer.read_text(encoding="utf-8").strip()).name if pointer.is_file() else ""
 
 
 def check_image_size(size: int, factor: int, patch_size: int) -> None:

@@ -6,6 +6,7 @@ import json
 import math
 import sys
 import time
+from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
 
@@ -33,8 +34,9 @@ class RunLog:
 
     def say(self, text: str) -> None:
         """A line above the progress bar."""
-        tqdm.write(text, file=sys.stdout)
-        sys.stdout.flush()
+        with suppress(BrokenPipeError):  # `| head` has gone; the run has not
+            tqdm.write(text, file=sys.stdout)
+            sys.stdout.flush()
 
     def step_done(self, seconds: float) -> None:
         """Counts a training step and its duration, without saving and drawing."""
@@ -70,8 +72,11 @@ class RunLog:
             "images_per_second": round(rate, 2),
             "unix_time": round(time.time(), 1),
         }
-        with self.path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(row) + "\n")
+        try:
+            with self.path.open("a", encoding="utf-8") as file:
+                file.write(json.dumps(row) + "\n")
+        except OSError as error:  # a log is not worth a run (row K1)
+            self.say(f"warning: {self.path} not written: {error}")
         eta = timedelta(seconds=round(seconds_per_step * (self.steps - step)))
         shown_loss = "not finite" if loss is None else f"{loss:.4f}"
         skipped = f"  skipped {skipped_steps}" if skipped_steps else ""
@@ -110,13 +115,14 @@ class RunLog:
     def _rows(self) -> list[dict]:
         if not self.path.is_file():
             return []
-        lines = self.path.read_text(encoding="utf-8").splitlines()
         rows = []
-        for line in lines:
+        for line in self.path.read_text(encoding="utf-8", errors="replace").splitlines():
             try:
-                rows.append(json.loads(line))
+                row = json.loads(line)
             except ValueError:  # the tail of a line that a kill cut off
                 continue
+            if isinstance(row, dict) and {"step", "loss", "grad_norm"} <= row.keys():
+                rows.append(row)
         return rows
 
     def _drop_rows_after(self, step: int) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import torch
 from accelerate import Accelerator
+from accelerate.utils import gather_object
 
 from sit_vit5.checkpoint import (
     Checkpoint,
@@ -17,16 +18,17 @@ from sit_vit5.checkpoint import (
     prune_checkpoints,
     save_checkpoint,
 )
+from sit_vit5.cli import differences
 from sit_vit5.codecs import Codec
 from sit_vit5.config import TrainConfig
 from sit_vit5.data import Source
 from sit_vit5.data.loader import Batch, StepLoader
-from sit_vit5.distributed import BatchPlan, check_joined, no_accelerator
+from sit_vit5.distributed import BatchPlan, join_processes, no_accelerator
 from sit_vit5.errors import UserError
 from sit_vit5.files import lock
 from sit_vit5.models.denoiser import Denoiser
 from sit_vit5.precision import autocast, check_launcher, set_tf32
-from sit_vit5.run_folder import LATEST_FILE, SAMPLES, step_name
+from sit_vit5.run_folder import LATEST_FILE, SAMPLES, latest_name, step_name
 from sit_vit5.training import run as runs
 from sit_vit5.training.banner import banner, check_first_latents
 from sit_vit5.training.interrupt import Interrupt
@@ -53,6 +55,7 @@ class Trainer:
         resume: Checkpoint | None = None,
     ):
         check_launcher(config.precision)
+        join_processes()
         set_tf32(False)
         self.config, self.source, self.codec, self.preview = config, source, codec, preview
         self.run_folder = runs.run_folder(config, resume)
@@ -61,7 +64,6 @@ class Trainer:
         else:
             runs.check_resume(self.run_folder, resume, config, source, codec)
         self.accelerator = Accelerator(mixed_precision="no", cpu=no_accelerator())
-        check_joined(self.accelerator.num_processes)
         self.device, self.is_main = self.accelerator.device, self.accelerator.is_main_process
         self.plan = BatchPlan(
             config.batch_size,
@@ -104,6 +106,9 @@ class Trainer:
         self.step, self.watchdog, self.notes = 0, Watchdog(config.max_skipped), []
         if resume is not None:
             self.learner.restore(resume)
+            self.notes = [
+                f"changed on resume: {change}" for change in differences(resume.config, config)
+            ]
             self.step = resume.state.step
             self.watchdog.skipped = resume.state.skipped_steps
             self.watchdog.in_a_row = resume.state.skipped_in_a_row
@@ -132,21 +137,22 @@ class Trainer:
         stream = self.loader.steps(self.step)
         with Interrupt() as interrupt:
             while self.step < self.config.steps:
-                stopped = self._any(interrupt.signal)
-                if stopped:
+                started = time.perf_counter()
+                batches = self._next(stream)
+                if stopped := self._largest(interrupt.signal):
                     return self._stop(stopped)
-                self._train_step(self._next(stream))
+                self._train_step(batches)
+                if self.is_main:
+                    self.log.step_done(time.perf_counter() - started)
                 self._after_step()
         self._say(
-            f"done: {self.run_folder}; look at {self.run_folder / LOSS_PLOT} and "
-            f"{self.run_folder / SAMPLES}, then: "
+            f"done: {self.run_folder}; look at {self.run_folder / LOSS_PLOT}, then draw: "
             f"python sample/grid.py --checkpoint {self.run_folder}"
         )
         return 0
 
     def _train_step(self, batches: list[Batch]) -> None:
         """One optimizer step, or none if the gradient is not finite."""
-        started = time.perf_counter()
         step_loss = 0.0
         for micro, batch in enumerate(batches):
             latents = self.objective.latents(batch, self.step, micro, self.device)
@@ -170,8 +176,6 @@ class Trainer:
             self.loss_sum, self.loss_count = self.loss_sum + step_loss, self.loss_count + 1
         self.learner.optimizer.zero_grad(set_to_none=True)
         self.step += 1
-        if self.is_main:
-            self.log.step_done(time.perf_counter() - started)
 
     def _after_step(self) -> None:
         """Log, check, draw and save where an interval ends."""
@@ -179,10 +183,13 @@ class Trainer:
         if _due(self.step, config.log_every) or last:
             self._log()
         self.watchdog.check(self.step, self.run_folder)
-        if _due(self.step, config.preview.every) or (last and config.preview.every):
-            self._draw()
-        if _due(self.step, config.checkpoint.every) or last:
+        good = self.watchdog.in_a_row == 0  # a bad streak must not push good checkpoints out
+        save = last or (_due(self.step, config.checkpoint.every) and good)
+        preview = _due(self.step, config.preview.every) or (last and config.preview.every > 0)
+        if save:  # first: a picture is not worth a checkpoint
             self._save()
+        if preview or save:
+            self._draw(preview)
 
     def _stop(self, number: int) -> int:
         """Saves after a signal and says how to go on."""
@@ -194,13 +201,15 @@ class Trainer:
         return 128 + number
 
     def _next(self, stream: Iterator[list[Batch]]) -> list[Batch]:
-        """The next step's micro-batches; a file that stops the run first saves what it has."""
+        """The next step's micro-batches; a file that stops one rank stops all, after a save."""
+        batches, failure = [], ""
         try:
             batches = next(stream)
-        except UserError:
-            if self.accelerator.num_processes == 1:
-                self._save()
-            raise
+        except UserError as error:
+            failure = str(error)
+        if self._largest(bool(failure)):
+            self._save()
+            raise UserError(next(filter(None, gather_object([failure]))))
         bad = [line for batch in batches for line in batch.bad_images]
         if bad:
             self._say(*report_bad_images(self.run_folder, bad))
@@ -222,48 +231,56 @@ class Trainer:
                 skipped_steps=self.watchdog.skipped,
             )
 
-    def _draw(self) -> None:
-        """The preview grid and the loss curve, on the main process."""
+    def _draw(self, preview: bool) -> None:
+        """The loss curve, and the preview grid if asked, on the main process."""
         if self.is_main:
             path = self.run_folder / SAMPLES / f"{step_name(self.step)}.png"
-            path.parent.mkdir(exist_ok=True)
             try:
-                self.preview(self.learner.networks(), path)
                 self.log.draw_loss()
-            except (UserError, OSError) as error:  # a picture is not worth a run
-                self._say(f"warning: no preview at step {self.step}: {error}")
-        for decay in self.learner.ema.young(self.step):
+                if preview:
+                    path.parent.mkdir(exist_ok=True)
+                    self.preview(self.learner.networks(), path)
+            except Exception as error:  # of any kind: out of memory, a full disk, NaN images
+                self._say(f"warning: no picture at step {self.step}: {error}")
+        for decay in self.learner.ema.young(self.step) if preview else []:
             self._say(f"note: the average {decay} still holds initial weights; judge it later")
         self.accelerator.wait_for_everyone()
 
     def _save(self) -> None:
         """A checkpoint of this step boundary; called on every rank, written by one."""
-        if self.is_main:
-            save_checkpoint(
-                self.run_folder,
-                State(
-                    step=self.step,
-                    images_seen=self.step * self.config.batch_size,
-                    skipped_steps=self.watchdog.skipped,
-                    skipped_in_a_row=self.watchdog.in_a_row,
-                    in_channels=self.latent_shape[0],
-                    input_size=self.latent_shape[1:],
-                    class_names=self.source.class_names,
-                    data=self.source.identity,
-                    codec=self.codec.identity,
-                ),
-                self.config,
-                **self.learner.tensors(),
-            )
-            prune_checkpoints(self.run_folder, self.config.checkpoint.keep)
-        self.accelerator.wait_for_everyone()
+        failure = None
+        if self.is_main and latest_name(self.run_folder) != step_name(self.step):
+            try:
+                self._write_checkpoint()
+            except UserError as error:
+                failure = error
+        if self._largest(failure is not None):  # all ranks stop together, none waits for ever
+            raise failure or UserError("the first process could not save")
 
-    def _any(self, number: int) -> int:
-        """The largest signal number any rank has received, the same on all ranks."""
+    def _write_checkpoint(self) -> None:
+        save_checkpoint(
+            self.run_folder,
+            State(
+                step=self.step,
+                images_seen=self.step * self.config.batch_size,
+                skipped_steps=self.watchdog.skipped,
+                skipped_in_a_row=self.watchdog.in_a_row,
+                in_channels=self.latent_shape[0],
+                input_size=self.latent_shape[1:],
+                class_names=self.source.class_names,
+                data=self.source.identity,
+                codec=self.codec.identity,
+            ),
+            self.config,
+            **self.learner.tensors(),
+        )
+        prune_checkpoints(self.run_folder, self.config.checkpoint.keep, up_to=self.step)
+
+    def _largest(self, number: int) -> int:
+        """The largest number of all ranks, the same on all of them: a signal, or a failure."""
         if self.accelerator.num_processes == 1:
-            return number
-        received = torch.tensor([number], device=self.device)
-        return int(self.accelerator.gather(received).max())
+            return int(number)
+        return int(self.accelerator.gather(torch.tensor([number], device=self.device)).max())
 
     def _say(self, *lines: str) -> None:
         if self.is_main:

@@ -36,6 +36,8 @@ def test_identity_gives_pixels_back():
     assert (codec.decode(codec.encode(images)) == images).all()
     assert codec.latent_shape((3, 4, 6)) == (3, 4, 6)
     assert codec.image_shape((3, 4, 6)) == (4, 6, 3)
+    with pytest.raises(UserError, match="no use for the path"):
+        build_codec("identity", "somewhere")
 
 
 def test_autoencoder_applies_the_scale_once_in_each_direction(tiny_vae):

@@ -82,6 +82,16 @@ def test_folder_lists_classes_and_ignores_what_is_hidden(image_folder):
     assert (mirrored == item[:, ::-1]).all()
 
 
+def test_names_that_are_not_utf8_do_not_matter_for_files(image_folder):
+    odd = image_folder / "cat" / b"caf\xe9.png".decode("utf-8", "surrogateescape")
+    (image_folder / "cat" / "00.png").rename(odd)
+    source = ImageFolder(image_folder, 8)
+    assert len(source) == 24 and source.load(11)[0].shape == (8, 8, 3)
+    (image_folder / "dog").rename(image_folder / b"d\xe9g".decode("utf-8", "surrogateescape"))
+    with pytest.raises(UserError, match="not printable text"):
+        ImageFolder(image_folder, 8)
+
+
 def test_numeric_class_names_are_sorted_as_numbers(tmp_path):
     for name in ("10", "9", "100"):
         (tmp_path / name).mkdir()
@@ -94,12 +104,20 @@ def test_folder_mistakes_are_named(tmp_path, image_folder):
     cases = {
         tmp_path / "absent": "does not exist",
         image_folder / "cat" / "00.png": "no folder",
-        tmp_path / "empty": "no class sub-folders",
-        image_folder / "cat": "12 images lie directly in it",
+        tmp_path / "empty": "nothing lies directly in data folder .*empty, and 0 class sub-folders",
+        image_folder / "cat": r"12 images such as \d\d.png lie directly .* 0 class sub-folders",
     }
     for path, message in cases.items():
         with pytest.raises(UserError, match=message):
             ImageFolder(path, 8)
+    (image_folder / "cat" / "loop").symlink_to(image_folder)
+    with pytest.raises(UserError, match="loop is a link to a folder it lies in"):
+        ImageFolder(image_folder, 8)
+    (image_folder / "cat" / "loop").unlink()
+    (image_folder / "loose.png").write_bytes(b"")
+    with pytest.raises(UserError, match=r"1 images such as loose.png.* 2 class sub-folders"):
+        ImageFolder(image_folder, 8)
+    (image_folder / "loose.png").unlink()
     (image_folder / "bird").mkdir()
     with pytest.raises(UserError, match="bird holds no image"):
         ImageFolder(image_folder, 8)
@@ -118,6 +136,8 @@ def test_no_data_and_unknown_data_say_what_to_do():
         build_source(DataConfig(source="digit"))
     with pytest.raises(UserError, match="needs --data.path"):
         build_source(DataConfig(source="folder"))
+    with pytest.raises(UserError, match="data.path has no use"):
+        build_source(DataConfig(source="digits", path="x", image_size=8))
     with pytest.raises(UserError, match="image_size 16 does not fit digits"):
         build_source(DataConfig(source="digits", image_size=16))
 

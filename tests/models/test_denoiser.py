@@ -99,14 +99,6 @@ def test_time_label_and_input_each_change_the_prediction(recipe):
     assert (relabelled - base).abs().amax((1, 2, 3)).min() > 1e-3
 
 
-def test_a_dropped_label_leaves_no_trace_of_the_label():
-    model = randomise(tiny())
-    x_t, t, labels = inputs(model)
-    null = torch.full_like(labels, model.null_label)
-    dropped = model(x_t, t, torch.where(torch.tensor([True, True, True]), null, labels))
-    assert (dropped == model(x_t, t, null)).all()
-
-
 def test_an_unconditional_model_has_no_labels():
     model = randomise(tiny(num_classes=0))
     assert model.null_label is None

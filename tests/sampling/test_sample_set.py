@@ -48,6 +48,49 @@ def test_a_set_filled_in_any_order_over_two_sessions_is_packed_in_index_order(tm
     assert SampleSet(tmp_path, SETTINGS, count=10, shape=SHAPE).prepare()
 
 
+def test_a_half_removed_partial_folder_never_yields_black_images(tmp_path):
+    samples = opened(tmp_path)
+    samples.write(range(10), images(range(10)), 1, 1)
+    (tmp_path / "samples.partial" / "images.npy").unlink()
+    again = opened(tmp_path)
+    assert again.done() == 0 and again.missing(range(10))
+    again.write(range(10), images(range(10)), 1, 1)
+    again.finish([0] * 10, {})
+    (tmp_path / "samples.partial").mkdir()  # a kill left it behind
+    assert SampleSet(tmp_path, SETTINGS, count=10, shape=SHAPE).prepare()
+    assert not (tmp_path / "samples.partial").exists()
+
+
+def test_a_disk_that_fills_while_packing_keeps_the_images(tmp_path, monkeypatch):
+    samples = opened(tmp_path)
+    samples.write(range(10), images(range(10)), 1, 1)
+
+    def full(source, target, length):
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("sit_vit5.sampling.sample_set.shutil.copyfileobj", full)
+        with pytest.raises(UserError, match="all images are kept"):
+            samples.finish([0] * 10, {})
+    assert not list(tmp_path.glob("*.npz*"))
+    again = opened(tmp_path)
+    assert again.done() == 10
+    assert (np.load(again.finish([0] * 10, {}))["arr_0"] == images(range(10))).all()
+
+
+def test_maps_are_backed_by_the_disk_from_the_start(tmp_path):
+    samples = SampleSet(tmp_path, SETTINGS, count=1000, shape=(32, 32, 3))
+    samples.prepare()
+    stat = (tmp_path / "samples.partial" / "images.npy").stat()
+    assert stat.st_blocks * 512 >= 1000 * 32 * 32 * 3
+
+
+def test_a_first_try_without_an_image_does_not_bind_the_folder(tmp_path):
+    opened(tmp_path)
+    other = SampleSet(tmp_path, SETTINGS | {"seed": 1}, count=10, shape=SHAPE)
+    assert not other.prepare()
+
+
 def test_the_archive_is_the_same_file_for_the_same_images(tmp_path):
     archives = []
     for name in ("a", "b"):
@@ -59,6 +102,7 @@ def test_the_archive_is_the_same_file_for_the_same_images(tmp_path):
 
 def test_other_settings_are_refused_before_and_after_completion(tmp_path):
     samples = opened(tmp_path)
+    samples.write(range(2), images(range(2)), 1, 1)
     other = SampleSet(tmp_path, SETTINGS | {"seed": 1}, count=10, shape=SHAPE)
     with pytest.raises(UserError, match=r"other settings \(seed: 0 -> 1\)"):
         other.prepare()

@@ -20,7 +20,7 @@ from sit_vit5.sampling.generator import (
     sample_images,
 )
 from sit_vit5.sampling.grid import GAP, TILE, draw_grid, sample_grid
-from sit_vit5.sampling.guidance import VelocityField
+from sit_vit5.sampling.guidance import VelocityField, guidance_scale_or_default
 from sit_vit5.sampling.ode import SAMPLERS, uniform_grid
 
 
@@ -92,9 +92,18 @@ def test_guidance_extrapolates_from_the_null_to_the_class():
         torch.testing.assert_close(field(x, 0.3), expected, rtol=1e-4, atol=1e-5)
 
 
-def test_guidance_of_an_unconditional_model_is_refused():
-    with pytest.raises(UserError, match="needs a model with classes"):
-        VelocityField(network(0), torch.zeros(1), guidance_scale=2.0)
+def test_guidance_needs_a_null_label_that_training_has_shown():
+    guidable = {"class_names": ("a",), "class_dropout": 0.1}
+    assert guidance_scale_or_default(None, **guidable) == 2
+    assert guidance_scale_or_default(3.5, **guidable) == 3.5
+    for model, reason in (
+        ({"class_names": (), "class_dropout": 0.1}, "has no classes"),
+        ({"class_names": ("a",), "class_dropout": 0.0}, "class_dropout 0"),
+    ):
+        assert guidance_scale_or_default(None, **model) == 1
+        assert guidance_scale_or_default(1, **model) == 1
+        with pytest.raises(UserError, match=reason):
+            guidance_scale_or_default(2, **model)
 
 
 def test_state_stays_fp32_in_bf16_and_many_steps_stay_close(monkeypatch):
@@ -188,8 +197,13 @@ def test_classes_are_found_by_name_first_and_by_number():
     names = ("cat", "1", "dog")
     assert find_classes(["dog", "1", "0"], names) == [2, 1, 0]
     assert find_classes([], names) == [0, 1, 2]
+    assert find_classes(["7"], ("5", "7", "0")) == [1]
+    with pytest.raises(UserError, match="class '1' is no class name; classes: 5, 7, 0"):
+        find_classes(["1"], ("5", "7", "0"))  # all names are numbers: a number is a name
+    with pytest.raises(UserError, match="unconditional"):
+        find_classes(["1"], ())
     for wrong in ("bird", "3", "-1"):
-        with pytest.raises(UserError, match=r"neither a name nor in 0..2; classes: cat, 1, dog"):
+        with pytest.raises(UserError, match="is no class name or number; classes: cat, 1, dog"):
             find_classes([wrong], names)
 
 

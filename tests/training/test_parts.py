@@ -52,6 +52,15 @@ def test_optimizer_state_survives_a_round_trip_to_the_bit():
     del tensors["exp_avg.weight"]
     with pytest.raises(UserError, match="lacks weight"):
         load_optimizer_tensors(other, second, tensors)
+    with pytest.raises(UserError, match="lacks weight"):
+        load_optimizer_tensors(other, second, {})
+
+
+def test_betas_eps_and_weight_decay_reach_the_optimizer():
+    config = OptimizerConfig(lr=0.3, betas=(0.5, 0.6), eps=0.1, weight_decay=0.2)
+    (group,) = build_optimizer(nn.Linear(2, 2), config).param_groups
+    found = (group["lr"], group["betas"], group["eps"], group["weight_decay"])
+    assert found == (0.3, (0.5, 0.6), 0.1, 0.2)
 
 
 def test_low_precision_master_weights_are_refused():
@@ -96,7 +105,7 @@ def test_log_rows_are_valid_json_and_a_resumed_log_has_no_step_twice(tmp_path, c
 
     log(0, [1, 2, 3, 4])
     with (tmp_path / "metrics.jsonl").open("a") as file:
-        file.write('{"step": 5, "lo')  # a kill cut this line
+        file.write('12\n[]\n{"loss": 1}\n{"step": 5, "lo')  # a kill cut this line
     log(2, [3, 4])
     rows = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     assert [row["step"] for row in rows] == [1, 2, 3, 4]

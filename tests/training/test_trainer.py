@@ -117,7 +117,7 @@ def test_resume_passes_an_epoch_boundary_exactly(tmp_path, image_folder):
     trainer(config(tmp_path, *options, name="whole")).run()
     whole = open_checkpoint(tmp_path / "whole")
     trainer(replace(whole.config, name="cut", steps=4)).run()
-    trainer(whole.config, resume=tmp_path / "cut").run()
+    trainer(replace(whole.config, name="cut"), resume=tmp_path / "cut").run()
     assert_equal(final(tmp_path / "whole"), final(tmp_path / "cut"))
 
 
@@ -177,6 +177,90 @@ def poison(monkeypatch, steps: set[int]) -> None:
     monkeypatch.setattr(objective.Objective, "loss", loss)
 
 
+def test_a_bad_streak_pushes_no_good_checkpoint_out(tmp_path, monkeypatch):
+    poison(monkeypatch, steps=set(range(3, 100)))
+    settings = config(tmp_path, "--steps", 50, "--checkpoint.every", 1, "--checkpoint.keep", 1)
+    with pytest.raises(UserError, match="last good checkpoint: .*step_0000003"):
+        trainer(settings).run()
+    assert open_checkpoint(tmp_path / "run").state.step == 3
+
+
+def test_max_skipped_sets_the_length_of_the_streak(tmp_path, monkeypatch):
+    poison(monkeypatch, steps=set(range(100)))
+    with pytest.raises(UserError, match="3 steps in a row, up to step 3"):
+        trainer(config(tmp_path, "--steps", 50, "--max-skipped", 3)).run()
+
+
+def test_gradients_are_clipped_and_the_norm_before_clipping_is_logged(tmp_path):
+    for clip in (0, 0.01):
+        settings = config(
+            tmp_path, "--steps", 1, "--optimizer.clip-norm", clip, "--optimizer.eps", 1,
+            name=f"clip{clip}",
+        )  # fmt: skip
+        trainer(settings).run()
+    free, clipped = final(tmp_path / "clip0"), final(tmp_path / "clip0.01")
+    assert rows(tmp_path / "clip0")[0]["grad_norm"] == rows(tmp_path / "clip0.01")[0]["grad_norm"]
+    name = "optimizer/exp_avg.final.weight"
+    ratio = (free[name].norm() / clipped[name].norm()).item()
+    assert ratio == pytest.approx(rows(tmp_path / "clip0")[0]["grad_norm"] / 0.01, rel=1e-3)
+
+
+def test_log_rows_hold_the_mean_over_their_interval(tmp_path):
+    trainer(config(tmp_path, "--steps", 4, name="each")).run()
+    trainer(config(tmp_path, "--steps", 4, "--log-every", 4, name="mean")).run()
+    each = [row["loss"] for row in rows(tmp_path / "each")]
+    (row,) = rows(tmp_path / "mean")
+    assert row["loss"] == pytest.approx(sum(each) / 4, rel=1e-6)
+
+
+@pytest.mark.parametrize("rate", [0.0, 0.5])
+def test_labels_are_dropped_at_the_configured_rate_and_leave_no_trace(tmp_path, rate):
+    settings = config(tmp_path, "--batch-size", 1024, "--objective.class-dropout", rate)
+    goal = trainer(settings).objective
+    first = goal._labels(torch.zeros(1024, dtype=torch.long), 3, range(1024))
+    other = goal._labels(torch.full((1024,), 7), 3, range(1024))
+    dropped = first == goal.null_label
+    assert abs(dropped.float().mean().item() - rate) < 0.06
+    assert (dropped == (other == goal.null_label)).all()  # the draw does not see the label
+    assert (other[~dropped] == 7).all()
+
+
+def test_a_run_that_died_before_its_first_checkpoint_starts_again(tmp_path):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "config.yaml").write_text("steps: 3\n")
+    assert trainer(config(tmp_path, "--steps", 1)).run() == 0
+
+
+def test_a_stop_right_after_a_save_does_not_save_again(tmp_path):
+    run = trainer(config(tmp_path, "--steps", 4))
+    written, write, after_step = [], run._write_checkpoint, run._after_step
+
+    def record() -> None:
+        written.append(run.step)
+        write()
+
+    def stop_after_two() -> None:
+        after_step()
+        if run.step == 2:
+            signal.raise_signal(signal.SIGTERM)
+
+    run._write_checkpoint, run._after_step = record, stop_after_two
+    assert run.run() == 128 + signal.SIGTERM
+    assert written == [0, 2]
+
+
+def test_options_changed_on_resume_are_said(tmp_path, capsys):
+    run = tmp_path / "run"
+    trainer(config(tmp_path, "--steps", 1)).run()
+    trained = open_checkpoint(run).config
+    faster = replace(trained, steps=2, optimizer=replace(trained.optimizer, lr=0.1))
+    trainer(faster, resume=run).run()
+    said = capsys.readouterr().out
+    assert "changed on resume: optimizer.lr: 0.002 -> 0.1" in said
+    with pytest.raises(UserError, match="name: run -> other"):
+        trainer(replace(trained, name="other"), resume=run)
+
+
 def test_the_folder_of_another_run_is_refused(tmp_path):
     trainer(config(tmp_path, "--steps", 1)).run()
     with pytest.raises(UserError, match=r"holds another run, at step 1; continue it with --resume"):
@@ -224,7 +308,7 @@ def test_init_from_starts_a_new_run_with_the_averaged_weights(tmp_path, capsys):
     )  # fmt: skip
     trainer(other).run()
     said = capsys.readouterr().out
-    assert "not taken, freshly initialised: registers" in said
+    assert "not taken: registers" in said
     wrong = config(tmp_path, "--init-from", tmp_path / "old", "--backbone.width", 32, name="w")
     with pytest.raises(UserError, match="no weight"):
         trainer(replace(wrong, backbone=replace(wrong.backbone, patch_size=4, depth=1)))
@@ -240,7 +324,7 @@ def test_init_from_other_classes_of_the_same_number_leaves_the_label_table(
         (tmp_path / "plants" / old).rename(tmp_path / "plants" / new)
     options = ("--data.path", tmp_path / "plants", "--init-from", tmp_path / "pets")
     trainer(config(tmp_path, *data, *options, name="plants-run")).run()
-    assert "freshly initialised: conditioning.labels.weight" in capsys.readouterr().out
+    assert "not taken: conditioning.labels.weight" in capsys.readouterr().out
 
 
 def test_resume_refuses_a_checkpoint_outside_a_run_and_another_codec(tmp_path):
@@ -262,7 +346,7 @@ def test_a_failing_preview_does_not_stop_the_run(tmp_path, capsys):
 
     settings = config(tmp_path, "--steps", 2, "--preview.every", 1)
     assert trainer(settings, preview=broken).run() == 0
-    assert "warning: no preview at step 1: non-finite images" in capsys.readouterr().out
+    assert "warning: no picture at step 1: non-finite images" in capsys.readouterr().out
 
 
 class CachedLatents:
