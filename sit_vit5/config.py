@@ -267,6 +267,8 @@ _AT_LEAST = {
 def check_train(config: TrainConfig) -> None:
     """Refuses values that no run can have. What needs files or processes is checked later."""
     check_numbers(config)
+    if config.seed >= 2**63:
+        raise UserError(f"seed {config.seed} must be below 2**63")
     if config.objective.class_dropout >= 1:
         raise UserError(f"objective.class_dropout {config.objective.class_dropout} must be below 1")
     if not all(0 <= beta < 1 for beta in config.optimizer.betas):

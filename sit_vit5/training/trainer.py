@@ -42,6 +42,10 @@ from sit_vit5.training.watchdog import Watchdog
 Preview = Callable[[dict[str, Denoiser], Path], None]
 
 
+# Above every signal number.
+FAILED = 1000
+
+
 class Trainer:
     """One run on one or more processes; `accelerate launch` or nothing starts them."""
 
@@ -138,8 +142,12 @@ class Trainer:
         with Interrupt() as interrupt:
             while self.step < self.config.steps:
                 started = time.perf_counter()
-                batches = self._next(stream)
-                if stopped := self._largest(interrupt.signal):
+                batches, failure = self._next(stream)
+                # One word per step between the ranks: go on, a signal, or a failure of any.
+                stopped = self._largest(FAILED if failure else interrupt.signal)
+                if stopped == FAILED:
+                    self._fail(failure)
+                if stopped:
                     return self._stop(stopped)
                 self._train_step(batches)
                 if self.is_main:
@@ -200,20 +208,21 @@ class Trainer:
         )
         return 128 + number
 
-    def _next(self, stream: Iterator[list[Batch]]) -> list[Batch]:
-        """The next step's micro-batches; a file that stops one rank stops all, after a save."""
-        batches, failure = [], ""
+    def _next(self, stream: Iterator[list[Batch]]) -> tuple[list[Batch], str]:
+        """The next step's micro-batches; or why there are none, such as an undecodable file."""
         try:
             batches = next(stream)
         except UserError as error:
-            failure = str(error)
-        if self._largest(bool(failure)):
-            self._save()
-            raise UserError(next(filter(None, gather_object([failure]))))
+            return [], str(error)
         bad = [line for batch in batches for line in batch.bad_images]
         if bad:
             self._say(*report_bad_images(self.run_folder, bad))
-        return batches
+        return batches, ""
+
+    def _fail(self, failure: str) -> None:
+        """Saves what there is, then stops all ranks with the words of the one that failed."""
+        self._save()
+        raise UserError(next(filter(None, gather_object([failure]))))
 
     def _log(self) -> None:
         """One row of metrics; the loss is the mean over the interval and all processes."""

@@ -1,0 +1,59 @@
+"""The README's commands parse, and what it names exists."""
+
+from __future__ import annotations
+
+import re
+import shlex
+
+import pytest
+from helpers import ROOT
+
+from sit_vit5.cli import parse, parse_train
+from sit_vit5.config import GenerateConfig, GridConfig, MetricsConfig
+
+README = (ROOT / "README.md").read_text()
+PARSERS = {
+    "train_sit.py": parse_train,
+    "sample/grid.py": lambda argv: parse(GridConfig, argv),
+    "sample/generate.py": lambda argv: parse(GenerateConfig, argv),
+    "evaluate/metrics.py": lambda argv: parse(MetricsConfig, argv),
+}
+
+
+def commands() -> list[tuple[str, list[str]]]:
+    """Script and arguments of every command in an indented block."""
+    found = []
+    for line in README.replace("\\\n", " ").splitlines():
+        if not re.match(r"    (python|accelerate|torchrun) ", line):
+            continue
+        words = shlex.split(line, comments=True)
+        (script,) = [word for word in words if word in PARSERS]
+        found.append((script, words[words.index(script) + 1 :]))
+    return found
+
+
+def test_there_are_commands_of_every_kind():
+    assert {script for script, _ in commands()} == set(PARSERS)
+
+
+@pytest.mark.parametrize("script, argv", commands(), ids=lambda part: " ".join(part)[:60])
+def test_every_command_of_the_readme_parses(script, argv, monkeypatch, tmp_path):
+    monkeypatch.chdir(ROOT)
+    if "--resume" in argv:
+        pytest.skip("needs a run; tests/test_commands.py resumes one")
+    argv = ["configs/digits.yaml" if word == "MINE.yaml" else word for word in argv]
+    PARSERS[script](argv)
+
+
+def test_every_file_the_readme_names_exists_and_no_blank_is_left():
+    for path in re.findall(r"\]\(([^)#]+)\)", README):
+        assert (ROOT / path).is_file(), path
+    for path in re.findall(r"(?:configs|tests|sit_vit5|docs)/[\w/.]+\w", README):
+        assert (ROOT / path).exists(), path
+    assert not re.findall(r"@[A-Z]+@|TODO|TBD", README)
+
+
+def test_the_demo_and_test_commands_are_make_targets():
+    makefile = (ROOT / "Makefile").read_text()
+    for target in re.findall(r"^    make (\w+)$", README, re.MULTILINE):
+        assert re.search(rf"^{target}:", makefile, re.MULTILINE)
