@@ -166,9 +166,8 @@ def _one_line(boxed: str) -> str:
         if not line or set(line) <= set("─╰╯-"):  # a rule; dashes where the terminal is ASCII
             break
         message.append(line)
-    text = re.sub(
-        r"^Error parsing (\w+: )?", "", " ".join(message)
-    )  # our own checks name the field
+    # Our own checks name the field themselves; tyro puts the class before it.
+    text = re.sub(r"^Error parsing (\w+: )?", "", " ".join(message))
     return text.rstrip(".") + "; see --help"
 
 

@@ -11,28 +11,19 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from helpers import ROOT, TINY, command_environment, command_line
+from helpers import (
+    ROOT,
+    TINY,
+    assert_equal,
+    command_environment,
+    command_line,
+    final_tensors,
+)
 from PIL import Image
-from safetensors.torch import load_file
 
 from sit_vit5.checkpoint import open_checkpoint
 
 SCRIPTS = ("train_sit.py", "sample/grid.py", "sample/generate.py", "evaluate/metrics.py")
-
-
-def final(run: Path) -> dict:
-    """Every tensor of the newest checkpoint."""
-    folder = open_checkpoint(run).folder
-    return {
-        f"{file.stem}/{name}": tensor
-        for file in sorted(folder.glob("*.safetensors"))
-        for name, tensor in load_file(file).items()
-    }
-
-
-def assert_equal(first: dict, second: dict) -> None:
-    assert first.keys() == second.keys()
-    assert [name for name in first if not (first[name] == second[name]).all()] == []
 
 
 @pytest.fixture(scope="module")
@@ -163,7 +154,7 @@ def test_training_killed_at_several_moments_ends_bit_identical(command, tmp_path
         process.wait()
         assert stop_at <= reached(run) < 300
     command("train_sit.py", "--resume", run)
-    assert_equal(final(tmp_path / "whole"), final(run))
+    assert_equal(final_tensors(tmp_path / "whole"), final_tensors(run))
 
 
 def reached(run: Path) -> int:
@@ -199,10 +190,10 @@ def test_two_processes_train_like_one_and_resume_to_the_bit(command, tmp_path):
     command("train_sit.py", *options("two"), processes=2)
     command("train_sit.py", *options("cut"), "--steps", 3, processes=2)
     command("train_sit.py", "--resume", tmp_path / "cut", "--steps", 6, processes=2)
-    one, two = final(tmp_path / "one"), final(tmp_path / "two")
+    one, two = final_tensors(tmp_path / "one"), final_tensors(tmp_path / "two")
     for name in one:
         assert (one[name] - two[name]).abs().max() < 1e-5, name
-    assert_equal(two, final(tmp_path / "cut"))
+    assert_equal(two, final_tensors(tmp_path / "cut"))
 
 
 def test_two_processes_stop_together_with_one_line_where_one_meets_a_bad_image(

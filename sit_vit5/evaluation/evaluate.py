@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 import platform
+import shlex
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -52,6 +54,7 @@ def evaluate(options: MetricsConfig) -> dict:
     found = _statistics(samples, extractor, options, "samples")
     notes += sample_notes(samples, found, manifest)
     result = {
+        "command": shlex.join(sys.argv),
         "samples": options.samples,
         "samples_sha256": samples_hash,
         "count": samples.count,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shlex
+import sys
 import time
 from contextlib import nullcontext
 from dataclasses import asdict
@@ -120,6 +122,7 @@ def _facts(
 ) -> dict:
     """What else describes how the set was made."""
     return {
+        "command": shlex.join(sys.argv),
         "class_names": list(loaded.class_names),
         "checkpoint": str(loaded.checkpoint.folder),
         "batch_size": options.batch_size,

@@ -11,8 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from helpers import TINY
-from safetensors.torch import load_file
+from helpers import TINY, assert_equal, final_tensors
 
 from sit_vit5.checkpoint import open_checkpoint
 from sit_vit5.cli import parse_train
@@ -43,21 +42,6 @@ def trainer(config: TrainConfig, *, resume: Path | None = None, source=None, pre
         preview=preview or (lambda networks, path: None),
         resume=open_checkpoint(resume) if resume else None,
     )
-
-
-def final(run: Path) -> dict[str, torch.Tensor]:
-    """Every tensor of the newest checkpoint."""
-    folder = open_checkpoint(run).folder
-    return {
-        f"{file.stem}/{name}": tensor
-        for file in sorted(folder.glob("*.safetensors"))
-        for name, tensor in load_file(file).items()
-    }
-
-
-def assert_equal(first: dict, second: dict) -> None:
-    assert first.keys() == second.keys()
-    assert [name for name in first if not (first[name] == second[name]).all()] == []
 
 
 def rows(run: Path) -> list[dict]:
@@ -106,7 +90,7 @@ def test_a_resumed_run_equals_an_uninterrupted_one_to_the_bit(tmp_path, stop_at)
     cut = tmp_path / "cut"
     assert open_checkpoint(cut).state.step == stop_at
     assert trainer(open_checkpoint(cut).config, resume=cut).run() == 0
-    assert_equal(final(tmp_path / "whole"), final(cut))
+    assert_equal(final_tensors(tmp_path / "whole"), final_tensors(cut))
     assert [row["step"] for row in rows(cut)] == list(range(1, 10))
     assert [r["loss"] for r in rows(cut)] == [r["loss"] for r in rows(tmp_path / "whole")]
 
@@ -118,13 +102,13 @@ def test_resume_passes_an_epoch_boundary_exactly(tmp_path, image_folder):
     whole = open_checkpoint(tmp_path / "whole")
     trainer(replace(whole.config, name="cut", steps=4)).run()
     trainer(replace(whole.config, name="cut"), resume=tmp_path / "cut").run()
-    assert_equal(final(tmp_path / "whole"), final(tmp_path / "cut"))
+    assert_equal(final_tensors(tmp_path / "whole"), final_tensors(tmp_path / "cut"))
 
 
 def test_accumulation_changes_only_rounding(tmp_path):
     for parts in (1, 4):
         trainer(config(tmp_path, "--steps", 3, "--accumulation", parts, name=f"{parts}")).run()
-    one, four = final(tmp_path / "1"), final(tmp_path / "4")
+    one, four = final_tensors(tmp_path / "1"), final_tensors(tmp_path / "4")
     for name in one:
         torch.testing.assert_close(one[name], four[name], rtol=1e-4, atol=2e-6)
 
@@ -138,9 +122,9 @@ def test_seed_changes_the_run(tmp_path):
 def test_finished_run_resumed_does_nothing_and_more_steps_go_on(tmp_path):
     run = tmp_path / "run"
     trainer(config(tmp_path, "--steps", 2)).run()
-    before = final(run)
+    before = final_tensors(run)
     assert trainer(open_checkpoint(run).config, resume=run).run() == 0
-    assert_equal(before, final(run))
+    assert_equal(before, final_tensors(run))
     trainer(replace(open_checkpoint(run).config, steps=3), resume=run).run()
     assert open_checkpoint(run).state.step == 3
 
@@ -151,7 +135,7 @@ def test_non_finite_steps_are_skipped_counted_and_survived(tmp_path, monkeypatch
     run.run()
     state = open_checkpoint(tmp_path / "run").state
     assert (state.skipped_steps, state.skipped_in_a_row, state.step) == (2, 0, 6)
-    assert all(tensor.isfinite().all() for tensor in final(tmp_path / "run").values())
+    assert all(tensor.isfinite().all() for tensor in final_tensors(tmp_path / "run").values())
     assert [row["loss"] is None for row in rows(tmp_path / "run")] == [
         False, False, True, True, False, False,
     ]  # fmt: skip
@@ -163,7 +147,7 @@ def test_ten_non_finite_steps_in_a_row_stop_the_run(tmp_path, monkeypatch):
         trainer(config(tmp_path, "--steps", 50)).run()
     assert "\n" not in str(error.value)
     assert open_checkpoint(tmp_path / "run").state.step <= 14
-    assert all(tensor.isfinite().all() for tensor in final(tmp_path / "run").values())
+    assert all(tensor.isfinite().all() for tensor in final_tensors(tmp_path / "run").values())
 
 
 def poison(monkeypatch, steps: set[int]) -> None:
@@ -198,7 +182,7 @@ def test_gradients_are_clipped_and_the_norm_before_clipping_is_logged(tmp_path):
             name=f"clip{clip}",
         )  # fmt: skip
         trainer(settings).run()
-    free, clipped = final(tmp_path / "clip0"), final(tmp_path / "clip0.01")
+    free, clipped = final_tensors(tmp_path / "clip0"), final_tensors(tmp_path / "clip0.01")
     assert rows(tmp_path / "clip0")[0]["grad_norm"] == rows(tmp_path / "clip0.01")[0]["grad_norm"]
     name = "optimizer/exp_avg.final.weight"
     ratio = (free[name].norm() / clipped[name].norm()).item()
@@ -387,7 +371,7 @@ def test_bf16_trains_to_a_falling_finite_loss(tmp_path):
     trainer(settings).run()
     losses = [row["loss"] for row in rows(tmp_path / "run")]
     assert losses[-1] < 0.8 * losses[0]
-    assert {t.dtype for t in final(tmp_path / "run").values()} == {torch.float32}
+    assert {t.dtype for t in final_tensors(tmp_path / "run").values()} == {torch.float32}
 
 
 def test_a_bad_image_saves_what_there_is_and_names_the_file(tmp_path, image_folder):
@@ -436,13 +420,13 @@ def test_drawing_cannot_change_the_weights_in_training(tmp_path):
     options = ("--steps", 4, "--preview.every", 1)
     trainer(config(tmp_path, *options, name="drawn"), preview=vandal).run()
     trainer(config(tmp_path, "--steps", 4, name="plain")).run()
-    assert_equal(final(tmp_path / "plain"), final(tmp_path / "drawn"))
+    assert_equal(final_tensors(tmp_path / "plain"), final_tensors(tmp_path / "drawn"))
 
 
 def test_compiled_blocks_give_the_same_checkpoint_keys(tmp_path):
     trainer(config(tmp_path, "--steps", 2, name="eager")).run()
     trainer(config(tmp_path, "--steps", 2, "--compile", True, name="compiled")).run()
-    eager, compiled = final(tmp_path / "eager"), final(tmp_path / "compiled")
+    eager, compiled = final_tensors(tmp_path / "eager"), final_tensors(tmp_path / "compiled")
     assert eager.keys() == compiled.keys()
     for name in eager:
         torch.testing.assert_close(eager[name], compiled[name], rtol=1e-3, atol=1e-4)
