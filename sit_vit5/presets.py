@@ -1,11 +1,12 @@
 """Backbones by name: a recipe (what a block is made of), a size and a patch. Imports no torch.
 
-A new recipe or size is one line in `RECIPES` or `SIZES`; `ViT5-XL/2` is recipe, size, patch.
+A new recipe or size is one line in `RECIPES` or `SIZES`. `ViT5-XL/2` is recipe, size, patch;
+`ViT5-no_rope-XL/2` is one of the ablations.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from sit_vit5.errors import UserError, nearest
@@ -17,8 +18,8 @@ class Recipe:
 
     norm: Literal["rms", "layer"] = "rms"
     """Token norm, without affine parameters because adaLN supplies them."""
-    mlp: Literal["gelu", "gelu_tanh"] = "gelu"
-    """MLP activation: exact erf GELU, or the tanh approximation of DiT and SiT."""
+    mlp: Literal["gelu", "gelu_tanh", "swiglu"] = "gelu"
+    """MLP: exact erf GELU, its tanh approximation of DiT and SiT, or gated SwiGLU."""
     layer_scale: Literal["none", "product", "sum"] = "sum"
     """How LayerScale's gamma meets the adaLN gate: no gamma, gamma * gate, or gamma + gate."""
     layer_scale_init: float = 1e-4
@@ -56,9 +57,38 @@ class Backbone:
     def __post_init__(self) -> None:
         check_backbone(self)
 
+    def grid(self, size: tuple[int, int]) -> tuple[int, int]:
+        """Patches per column and row of an image or latent (height, width)."""
+        p = self.patch_size
+        for side in size:
+            if side < p or side % p:
+                below = side // p * p
+                legal = f"{below} or {below + p}" if below else f"{p}"
+                raise UserError(
+                    f"size {tuple(size)} is not divisible by patch {p}; "
+                    f"use {legal} instead of {side}"
+                )
+        return size[0] // p, size[1] // p
+
+
+VIT5 = Recipe()
+
+# ViT-5 without one of its components (the paper's leave-one-out table), and its over-gating pair.
+ABLATIONS: dict[str, Recipe] = {
+    "no_layer_scale": replace(VIT5, layer_scale="none"),
+    "no_rms_norm": replace(VIT5, norm="layer"),
+    "no_ape": replace(VIT5, position="none"),
+    "no_rope": replace(VIT5, rope_theta=None),
+    "no_registers": replace(VIT5, registers=0, register_theta=None),
+    "no_register_rope": replace(VIT5, register_theta=None),
+    "no_qk_norm": replace(VIT5, qk_norm=False),
+    "qkv_bias": replace(VIT5, qkv_bias=True),
+    "swiglu": replace(VIT5, mlp="swiglu"),
+    "swiglu_no_layer_scale": replace(VIT5, mlp="swiglu", layer_scale="none"),
+}
 
 RECIPES: dict[str, Recipe] = {
-    "ViT5": Recipe(),
+    "ViT5": VIT5,
     # Plain SiT (Ma et al., 2024): the DiT block.
     "SiT": Recipe(
         norm="layer",
@@ -71,6 +101,17 @@ RECIPES: dict[str, Recipe] = {
         registers=0,
         register_theta=None,
     ),
+    # DeiT-III (Touvron et al., 2022): ViT with LayerScale.
+    "DeiT3": Recipe(
+        norm="layer",
+        layer_scale="sum",
+        qk_norm=False,
+        qkv_bias=True,
+        rope_theta=None,
+        registers=0,
+        register_theta=None,
+    ),
+    **{f"ViT5-{name}": recipe for name, recipe in ABLATIONS.items()},
 }
 
 # name: (width, depth, heads); S to XL after DiT, SiT and ViT-5, the others for demos and tests.
@@ -83,7 +124,7 @@ SIZES: dict[str, tuple[int, int, int]] = {
     "XL": (1152, 28, 16),
 }
 
-PATCHES = (1, 2, 4, 8)
+PATCHES = (1, 2, 4, 8, 16)
 
 
 def model_names() -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
 from pathlib import Path
 from typing import get_args, get_type_hints
 
@@ -13,7 +14,7 @@ from sit_vit5.config import GridConfig, MetricsConfig, ObjectiveConfig, TrainCon
 from sit_vit5.errors import UserError
 from sit_vit5.flow.interpolants import INTERPOLANTS
 from sit_vit5.flow.times import TIMES
-from sit_vit5.models.layers import ACTIVATIONS, TOKEN_NORMS
+from sit_vit5.models.layers import MLPS, TOKEN_NORMS
 from sit_vit5.presets import Recipe
 
 
@@ -164,7 +165,7 @@ def test_choices_on_the_command_line_are_the_implemented_ones():
         return set(get_args(get_type_hints(cls)[field]))
 
     assert choices(Recipe, "norm") == set(TOKEN_NORMS)
-    assert choices(Recipe, "mlp") == set(ACTIVATIONS)
+    assert choices(Recipe, "mlp") == set(MLPS)
     assert choices(ObjectiveConfig, "interpolant") == set(INTERPOLANTS)
     assert choices(ObjectiveConfig, "times") == set(TIMES)
 
@@ -172,6 +173,30 @@ def test_choices_on_the_command_line_are_the_implemented_ones():
 @pytest.mark.parametrize("path", sorted(Path(__file__).parents[1].glob("configs/*.yaml")))
 def test_every_shipped_configuration_loads(path):
     assert load_config(path).steps > 0
+
+
+def test_every_ablation_differs_from_vit5_in_what_its_name_says():
+    changes = {
+        name: {
+            field.name
+            for field in fields(Recipe)
+            if getattr(recipe, field.name) != getattr(presets.VIT5, field.name)
+        }
+        for name, recipe in presets.ABLATIONS.items()
+    }
+    assert changes == {
+        "no_layer_scale": {"layer_scale"},
+        "no_rms_norm": {"norm"},
+        "no_ape": {"position"},
+        "no_rope": {"rope_theta"},
+        "no_registers": {"registers", "register_theta"},
+        "no_register_rope": {"register_theta"},
+        "no_qk_norm": {"qk_norm"},
+        "qkv_bias": {"qkv_bias"},
+        "swiglu": {"mlp"},
+        "swiglu_no_layer_scale": {"mlp", "layer_scale"},
+    }
+    assert presets.backbone("ViT5-no_rope-B/4").recipe == presets.ABLATIONS["no_rope"]
 
 
 def test_model_names_cover_recipes_sizes_and_patches():

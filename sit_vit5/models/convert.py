@@ -7,7 +7,9 @@ import re
 import torch
 from torch import Tensor
 
+from sit_vit5.models.classifier import ViT5Classifier
 from sit_vit5.models.denoiser import Denoiser
+from sit_vit5.models.layers import resize_positions
 
 # Official SiT and DiT key -> ours, tried in order.
 _SIT_KEYS = (
@@ -21,6 +23,41 @@ _SIT_KEYS = (
     (r"^final_layer\.adaLN_modulation\.1\.", "final_modulation.linear."),
     (r"^final_layer\.linear\.", "final."),
 )
+
+
+# Official ViT-5 and DeiT-III key -> ours.
+_VIT_KEYS = (
+    (r"^pos_embed$", "positions"),
+    (r"^reg_token$", "registers"),
+    (r"^blocks\.(\d+)\.attn\.", r"blocks.\1.attention."),
+    (r"^blocks\.(\d+)\.gamma_([12])$", r"blocks.\1.gate\2.gamma"),
+)
+
+
+def vit5_state_dict(official: dict[str, Tensor], model: ViT5Classifier) -> dict[str, Tensor]:
+    """Weights of the released ViT-5 classifier, or of DeiT-III, for a `ViT5Classifier`.
+
+    Rotary frequencies are buffers there and computed here. Positions of another grid are
+    resampled bicubically, as the official fine-tuning does.
+    """
+    ours = {}
+    for key, tensor in official.items():
+        if key.endswith(("rope.freqs", "rope_reg.freqs")):
+            continue
+        for pattern, name in _VIT_KEYS:
+            key = re.sub(pattern, name, key)
+        if key in ("positions", "registers"):
+            tensor = tensor.squeeze(0)
+        if key == "cls_token":
+            tensor = tensor.flatten()
+        if key == "patch_embed.proj.weight":
+            tensor = tensor.flatten(1)
+        if key == "positions" and len(tensor) != len(model.positions):
+            side = round(len(tensor) ** 0.5)
+            new = model.backbone.grid(model.image_size)
+            tensor = resize_positions(tensor, (side, side), new)
+        ours[key] = tensor
+    return ours
 
 
 def sit_state_dict(official: dict[str, Tensor], model: Denoiser) -> dict[str, Tensor]:

@@ -15,7 +15,7 @@ from sit_vit5.models.layers import (
     sincos_positions,
     unpatchify,
 )
-from sit_vit5.models.rope import rotary_table
+from sit_vit5.models.rope import RopeTables
 from sit_vit5.presets import Backbone
 
 
@@ -53,12 +53,10 @@ class Denoiser(nn.Module):
         self.blocks = nn.ModuleList(
             Block(width, backbone.heads, backbone.mlp_ratio, recipe) for _ in range(backbone.depth)
         )
-        self.final_norm = TOKEN_NORMS[recipe.norm](width)
+        self.final_norm = TOKEN_NORMS[recipe.norm](width, affine=False)
         self.final_modulation = Modulation(width, 2)
         self.final = nn.Linear(width, backbone.patch_size**2 * in_channels)
-        # A plain dict, not a buffer: rebuilt from the configuration, so that loading by any route
-        # (meta device, safetensors) cannot leave it uninitialised.
-        self._rope_tables: dict[tuple, Tensor | None] = {}
+        self.rope = RopeTables(backbone)
         self.reset_parameters()
 
     @property
@@ -72,7 +70,7 @@ class Denoiser(nn.Module):
         x_t: (B, C, h, w), h and w divisible by the patch; t: (B,) in [0, 1]; labels: (B,) in
         0..num_classes, the last being the null label; not read by an unconditional model.
         """
-        grid = self.grid(x_t.shape[-2:])
+        grid = self.backbone.grid(x_t.shape[-2:])
         patches = grid[0] * grid[1]
         x = self.patch_embed(x_t)  # (B, N, D)
         if self.positions is not None:
@@ -89,38 +87,8 @@ class Denoiser(nn.Module):
             x = self.final(modulate(self.final_norm(x[:, :patches].float()), shift, scale))
         return unpatchify(x, grid, self.backbone.patch_size)
 
-    def grid(self, size: tuple[int, int]) -> tuple[int, int]:
-        """Patches per column and row of a latent (h, w)."""
-        p = self.backbone.patch_size
-        for side in size:
-            if side < p or side % p:
-                below = side // p * p
-                legal = f"{below} or {below + p}" if below else f"{p}"
-                raise UserError(
-                    f"latent size {tuple(size)} is not divisible by patch {p}; "
-                    f"use {legal} instead of {side}"
-                )
-        return size[0] // p, size[1] // p
-
-    def rope(self, grid: tuple[int, int], device: torch.device) -> Tensor | None:
-        """The rotary table of patches and registers, built once per grid and device."""
-        key = (grid, device)
-        if key not in self._rope_tables:
-            recipe = self.backbone.recipe
-            # A table made while sampling must serve training later.
-            with torch.inference_mode(False):
-                table = rotary_table(
-                    grid,
-                    self.backbone.width // self.backbone.heads,
-                    theta=recipe.rope_theta,
-                    registers=recipe.registers,
-                    register_theta=recipe.register_theta,
-                )
-                self._rope_tables[key] = None if table is None else table.to(device)
-        return self._rope_tables[key]
-
     def _build_positions(self) -> nn.Parameter | None:
-        grid = self.grid(self.input_size)
+        grid = self.backbone.grid(self.input_size)
         kind = self.backbone.recipe.position
         if kind == "none":
             return None
@@ -129,7 +97,7 @@ class Denoiser(nn.Module):
         return nn.Parameter(table, requires_grad=kind == "learned")
 
     def _positions_on(self, grid: tuple[int, int]) -> Tensor:
-        own = self.grid(self.input_size)
+        own = self.backbone.grid(self.input_size)
         if grid == own:
             return self.positions
         if self.backbone.recipe.position == "sincos":
@@ -154,7 +122,7 @@ class Denoiser(nn.Module):
         if self.backbone.recipe.registers:
             nn.init.normal_(self.registers, std=0.02)
         if self.positions is not None and not self.positions.is_meta:
-            table = sincos_positions(self.grid(self.input_size), self.backbone.width)
+            table = sincos_positions(self.backbone.grid(self.input_size), self.backbone.width)
             self.positions.copy_(table)
         zeroed = [block.modulation for block in self.blocks] + [self.final_modulation]
         for linear in [modulation.linear for modulation in zeroed] + [self.final]:

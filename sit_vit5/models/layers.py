@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 import torch.nn.functional as F
 from einops import rearrange
@@ -31,38 +33,55 @@ class RMSNorm(nn.Module):
 
 
 class LayerNorm(nn.Module):
-    """(x - mean) / std over the last axis in fp32, no affine part (adaLN supplies it)."""
+    """(x - mean) / std over the last axis, in fp32; times a weight plus a bias if `affine`."""
 
-    def __init__(self, width: int):
+    def __init__(self, width: int, *, affine: bool):
         super().__init__()
         self.shape = (width,)
+        self.weight = nn.Parameter(torch.ones(width)) if affine else None
+        self.bias = nn.Parameter(torch.zeros(width)) if affine else None
 
     def forward(self, x: Tensor) -> Tensor:
-        return F.layer_norm(x.float(), self.shape, eps=EPS).to(x.dtype)
+        return F.layer_norm(x.float(), self.shape, self.weight, self.bias, EPS).to(x.dtype)
 
 
-TOKEN_NORMS = {
-    "rms": lambda width: RMSNorm(width, affine=False),
-    "layer": LayerNorm,
-}
-
-ACTIVATIONS = {
-    "gelu": lambda: nn.GELU(),
-    "gelu_tanh": lambda: nn.GELU(approximate="tanh"),
-}
+# Token norms by name; affine=False where adaLN supplies scale and shift.
+TOKEN_NORMS = {"rms": RMSNorm, "layer": LayerNorm}
 
 
 class MLP(nn.Module):
     """Linear, activation, linear."""
 
-    def __init__(self, width: int, hidden: int, activation: str):
+    def __init__(self, width: int, hidden: int, *, approximate: str):
         super().__init__()
         self.fc1 = nn.Linear(width, hidden)
-        self.activation = ACTIVATIONS[activation]()
+        self.activation = nn.GELU(approximate=approximate)
         self.fc2 = nn.Linear(hidden, width)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.fc2(self.activation(self.fc1(x)))
+
+
+class SwiGLU(nn.Module):
+    """fc2(SiLU(gate) * value) (Shazeer, 2020) with as many weights as the MLP of `hidden`."""
+
+    def __init__(self, width: int, hidden: int):
+        super().__init__()
+        narrow = max(round(hidden * 2 / 3 / 8), 1) * 8  # three matrices for two; whole vectors
+        self.fc1 = nn.Linear(width, 2 * narrow)
+        self.fc2 = nn.Linear(narrow, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        gate, value = self.fc1(x).chunk(2, dim=-1)
+        return self.fc2(F.silu(gate) * value)
+
+
+# (width, hidden) -> module
+MLPS = {
+    "gelu": partial(MLP, approximate="none"),
+    "gelu_tanh": partial(MLP, approximate="tanh"),
+    "swiglu": SwiGLU,
+}
 
 
 class Attention(nn.Module):

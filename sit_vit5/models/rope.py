@@ -9,6 +9,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from sit_vit5.presets import Backbone
+
 
 def rotary_angles(grid: tuple[int, int], head_width: int, theta: float) -> Tensor:
     """Angles (N, d/2) in fp64, one per interleaved pair, of a grid of integer positions."""
@@ -27,24 +29,54 @@ def rotary_table(
     theta: float | None,
     registers: int,
     register_theta: float | None,
+    unrotated: int = 0,
 ) -> Tensor | None:
-    """cos and sin (2, N + registers, d/2) of the whole sequence in fp32; None if nothing turns.
+    """cos and sin (2, unrotated + N + registers, d/2) of the whole sequence in fp32, or None.
 
-    Tokens without a theta get angle 0, the identity.
+    The first `unrotated` tokens (cls) and tokens without a theta get angle 0, the identity; None
+    where nothing turns.
     """
     if theta is None and register_theta is None:
         return None
-    side = round(registers**0.5)
-    parts = [
-        torch.zeros(grid[0] * grid[1], head_width // 2, dtype=torch.float64)
-        if theta is None
-        else rotary_angles(grid, head_width, theta),
-        torch.zeros(registers, head_width // 2, dtype=torch.float64)
-        if register_theta is None
-        else rotary_angles((side, side), head_width, register_theta),
-    ]
-    angles = torch.cat(parts)
+    side, half = round(registers**0.5), head_width // 2
+    still = torch.zeros(unrotated + grid[0] * grid[1] + registers, half, dtype=torch.float64)
+    cls, patches, own = still.split([unrotated, grid[0] * grid[1], registers])
+    if theta is not None:
+        patches = rotary_angles(grid, head_width, theta)
+    if register_theta is not None:
+        own = rotary_angles((side, side), head_width, register_theta)
+    angles = torch.cat([cls, patches, own])
     return torch.stack([angles.cos(), angles.sin()]).float()
+
+
+class RopeTables:
+    """The rotary tables of a backbone, each built once per grid and device.
+
+    A plain object, not a buffer: rebuilt from the configuration, so that loading by any route
+    (meta device, safetensors) cannot leave it uninitialised.
+    """
+
+    def __init__(self, backbone: Backbone, *, unrotated: int = 0):
+        self.backbone, self.unrotated = backbone, unrotated
+        self._tables: dict[tuple, Tensor | None] = {}
+
+    def __call__(self, grid: tuple[int, int], device: torch.device) -> Tensor | None:
+        """(2, N, d/2) of the whole sequence; None if nothing turns."""
+        key = (grid, device)
+        if key not in self._tables:
+            recipe = self.backbone.recipe
+            # A table made while sampling must serve training later.
+            with torch.inference_mode(False):
+                table = rotary_table(
+                    grid,
+                    self.backbone.width // self.backbone.heads,
+                    theta=recipe.rope_theta,
+                    registers=recipe.registers,
+                    register_theta=recipe.register_theta,
+                    unrotated=self.unrotated,
+                )
+                self._tables[key] = None if table is None else table.to(device)
+        return self._tables[key]
 
 
 def rotate(x: Tensor, table: Tensor) -> Tensor:

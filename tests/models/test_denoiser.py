@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import replace
 
 import pytest
@@ -55,6 +56,21 @@ def test_parameter_counts_of_the_largest_models(name, count):
         )
     assert sum(p.numel() for p in model.parameters()) == count
     assert all(p.is_meta for p in model.parameters())
+
+
+def test_a_gated_mlp_under_layer_scale_warns_once_and_has_as_many_weights():
+    from sit_vit5.models.block import warn_over_gating
+
+    warn_over_gating.cache_clear()
+    with pytest.warns(UserWarning, match="over-gates: ViT-5"):
+        gated = tiny("ViT5-swiglu", width=96)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        tiny("ViT5-swiglu")
+        tiny("ViT5-swiglu_no_layer_scale")
+    plain = tiny("ViT5", width=96)
+    weights = [sum(p.numel() for p in model.parameters()) for model in (gated, plain)]
+    assert weights[0] == pytest.approx(weights[1], rel=0.01)
 
 
 @pytest.mark.parametrize("recipe", presets.RECIPES)
@@ -116,7 +132,7 @@ def test_samples_of_a_batch_do_not_see_one_another():
 
 CHANGES = {
     "norm": "layer",
-    "mlp": "gelu_tanh",
+    "mlp": "swiglu",
     "layer_scale": "none",
     "layer_scale_init": 0.3,
     "qk_norm": False,
@@ -157,7 +173,7 @@ def test_layer_scale_meets_the_gate_as_named(meets, expected):
 
 
 def test_rotary_table_is_built_once_per_grid(monkeypatch):
-    import sit_vit5.models.denoiser as module
+    import sit_vit5.models.rope as module
 
     built = []
     original = module.rotary_table

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from safetensors.torch import load_file
 from torch import Tensor
 
 from sit_vit5 import presets
@@ -16,8 +17,9 @@ from sit_vit5.flow.interpolants import INTERPOLANTS, interpolate
 from sit_vit5.flow.loss import drop_labels, flow_loss
 from sit_vit5.metrics.frechet import frechet_distance
 from sit_vit5.metrics.statistics import Statistics
+from sit_vit5.models.classifier import ViT5Classifier
 from sit_vit5.models.conditioning import timestep_embedding
-from sit_vit5.models.convert import sit_state_dict
+from sit_vit5.models.convert import sit_state_dict, vit5_state_dict
 from sit_vit5.models.denoiser import Denoiser
 from sit_vit5.models.layers import RMSNorm, sincos_positions
 from sit_vit5.models.rope import rotary_angles, rotate
@@ -84,6 +86,81 @@ def sit_model(facts: dict, tensors: Tensors, folder: Path) -> Iterator[Check]:
         (name,) = sit_state_dict({key: official[key]}, model)
         error = abs(ours[name].norm().item() - norm)
         yield Check(f"grad_l2 {key}", error, 2e-4 * abs(norm) + 1e-6)
+
+
+def official_vit5(
+    sizes: dict, tensors: Tensors, image_size: int | None = None
+) -> tuple[ViT5Classifier, Tensors]:
+    """Our classifier with the fixture's weights at a size, and the official weights."""
+    deit = "num_registers" not in sizes
+    scaled = sizes["layer_scale"]
+    recipe = presets.Recipe(
+        norm="layer" if sizes.get("norm", "RMSNorm").startswith("LayerNorm") else "rms",
+        mlp="gelu",
+        layer_scale="sum" if scaled else "none",
+        qk_norm=sizes.get("qk_norm", False),
+        qkv_bias=sizes["qkv_bias"],
+        position="learned" if deit or sizes["ape"] else "none",
+        rope_theta=10000.0 if sizes.get("rope") else None,
+        registers=sizes.get("num_registers", 0),
+        register_theta=sizes["reg_theta"] if sizes.get("num_registers") else None,
+    )
+    backbone = presets.Backbone(
+        width=sizes["embed_dim"],
+        depth=sizes["depth"],
+        heads=sizes["num_heads"],
+        patch_size=sizes["patch_size"],
+        mlp_ratio=sizes["mlp_ratio"],
+        recipe=recipe,
+    )
+    side = image_size or sizes["img_size"]
+    model = ViT5Classifier(
+        backbone,
+        image_size=(side, side),
+        in_channels=sizes["in_chans"],
+        num_classes=sizes["num_classes"],
+    )
+    official = {k.removeprefix("param."): t for k, t in tensors.items() if k.startswith("param.")}
+    model.load_state_dict(vit5_state_dict(official, model))
+    return model.eval(), official
+
+
+def vit5_classifier(facts: dict, tensors: Tensors, folder: Path) -> Iterator[Check]:
+    model, official = official_vit5(facts["hyperparameters"], tensors)
+    tolerance = facts["tolerance"]
+    images = tensors["input.images"]
+    features = model.forward_features(images)
+    logits = model(images)
+    yield Check(
+        "features",
+        difference(features.cls, tensors["output.features"]),
+        tolerance.get("features_max_abs", tolerance["logits_max_abs"]),
+    )
+    error = difference(logits, tensors["output.logits"])
+    yield Check("logits", error, tolerance["logits_max_abs"])
+    states = model.forward_blocks(images)
+    for number, state in enumerate(states):
+        name = f"block{number - 1}_out" if number else "tokens_in"
+        if f"inter.{name}" in tensors:
+            error = difference(state, tensors[f"inter.{name}"])
+            yield Check(name, error, tolerance["features_max_abs"])
+    logits.square().mean().backward()
+    ours = {name: p.grad for name, p in model.named_parameters()}
+    for key, norm in facts.get("grad_l2", {}).get("values", {}).items():
+        (name,) = vit5_state_dict({key: official[key]}, model)
+        error = abs(ours[name].norm().item() - norm)
+        yield Check(f"grad_l2 {key}", error, 2e-4 * abs(norm) + 1e-6)
+
+
+def vit5_resized(facts: dict, tensors: Tensors, folder: Path) -> Iterator[Check]:
+    weights = load_file(folder / facts["base_params"])
+    for name, case in facts["cases"].items():
+        images, tolerance = tensors[f"{name}.input.images"], case["tolerance"]["logits_max_abs"]
+        expected = tensors[f"{name}.output.logits"]
+        fresh, _ = official_vit5(facts["hyperparameters"], weights, case["img_size"])
+        yield Check(f"{name} converted", difference(fresh(images), expected), tolerance)
+        trained, _ = official_vit5(facts["hyperparameters"], weights)
+        yield Check(f"{name} run larger", difference(trained(images), expected), tolerance)
 
 
 def sincos_tables(facts: dict, tensors: Tensors, folder: Path) -> Iterator[Check]:
@@ -251,7 +328,32 @@ def adm_metrics(facts: dict, tensors: Tensors, folder: Path) -> Iterator[Check]:
     yield Check("sFID", abs(distance(sample, reference) - expected), tolerance)
 
 
+# Official classifier -> our name.
+CLASSIFIERS = {
+    "vit5_small": "ViT5-S/16",
+    "vit5_base": "ViT5-B/16",
+    "vit5_large": "ViT5-L/16",
+    "vit5_xlarge": "ViT5-XL/16",
+    "deit_small_patch16_LS": "DeiT3-S/16",
+    "deit_base_patch16_LS": "DeiT3-B/16",
+    "deit_large_patch16_LS": "DeiT3-L/16",
+}
+
+
 def param_counts(facts: dict, tensors: Tensors, folder: Path) -> Iterator[Check]:
+    for name, case in facts["classifiers"].items():
+        totals = {224: case["params"]["total"]}
+        for side in (192, 384):
+            totals[side] = case.get(f"params_total_at_{side}")
+        for side, total in totals.items():
+            if total is None:
+                continue
+            with torch.device("meta"):
+                model = ViT5Classifier(
+                    presets.backbone(CLASSIFIERS[name.split()[0]]), image_size=(side, side)
+                )
+            found = sum(p.numel() for p in model.parameters())
+            yield Check(f"{name} at {side}", abs(found - total), 0)
     for name, case in facts["sit_dit"].items():
         if not name.startswith("SiT") or "learn_sigma=True" in name:
             continue
@@ -268,6 +370,11 @@ def param_counts(facts: dict, tensors: Tensors, folder: Path) -> Iterator[Check]
 
 # Pattern of the fixture's name -> comparison.
 CHECKS = {
+    "vit5_classifier": vit5_classifier,
+    "vit5_classifier_smallact": vit5_classifier,
+    "vit5_classifier_options": vit5_classifier,
+    "vit5_classifier_resized": vit5_resized,
+    "deit3_ls_classifier": vit5_classifier,
     "sit_model_*": sit_model,
     "sincos_tables": sincos_tables,
     "rope": rope,

@@ -1,0 +1,129 @@
+"""ViT-5 as an image classifier (Wang et al., 2026), with the weights of the released models.
+
+Tokens: [cls] patches (row by row), registers. Learned positions are added to the patches only; cls
+is not rotated; the head reads cls after the final norm.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from sit_vit5.errors import UserError
+from sit_vit5.models.block import Block
+from sit_vit5.models.layers import TOKEN_NORMS, PatchEmbed, resize_positions
+from sit_vit5.models.rope import RopeTables
+from sit_vit5.presets import Backbone
+
+
+@dataclass(frozen=True)
+class Features:
+    """Tokens after the final norm. cls: (B, D); patches: (B, N, D); registers: (B, R, D)."""
+
+    cls: Tensor
+    patches: Tensor
+    registers: Tensor
+
+
+class ViT5Classifier(nn.Module):
+    """Logits of images by unconditional blocks of a recipe.
+
+    image_size: (H, W) it is trained at. Other sizes divisible by the patch run as in the official
+    fine-tuning path: positions resampled bicubically, rotation by integer positions of the new
+    grid. num_classes 0: no head. drop_path: the same rate in every block, as released.
+    """
+
+    def __init__(
+        self,
+        backbone: Backbone,
+        *,
+        image_size: tuple[int, int] = (224, 224),
+        in_channels: int = 3,
+        num_classes: int = 1000,
+        drop_path: float = 0.0,
+    ):
+        super().__init__()
+        width, recipe = backbone.width, backbone.recipe
+        self.backbone, self.image_size = backbone, tuple(image_size)
+        self.patch_embed = PatchEmbed(in_channels, width, backbone.patch_size)
+        self.cls_token = nn.Parameter(torch.zeros(width))
+        grid = backbone.grid(self.image_size)
+        learned = recipe.position == "learned"
+        self.positions = nn.Parameter(torch.zeros(grid[0] * grid[1], width)) if learned else None
+        self.registers = (
+            nn.Parameter(torch.zeros(recipe.registers, width)) if recipe.registers else None
+        )
+        self.blocks = nn.ModuleList(
+            Block(
+                width,
+                backbone.heads,
+                backbone.mlp_ratio,
+                recipe,
+                conditional=False,
+                drop_path=drop_path,
+            )
+            for _ in range(backbone.depth)
+        )
+        self.norm = TOKEN_NORMS[recipe.norm](width, affine=True)
+        self.rope = RopeTables(backbone, unrotated=1)
+        self.reset_classifier(num_classes)
+        self.reset_parameters()
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Logits (B, num_classes), or the cls features without a head. images: (B, C, H, W)."""
+        return self.head(self.forward_features(images).cls)
+
+    def forward_features(self, images: Tensor) -> Features:
+        """cls, patches and registers after the final norm."""
+        return self.split(self.norm(self.forward_blocks(images)[-1]))
+
+    def forward_blocks(self, images: Tensor) -> list[Tensor]:
+        """All tokens before the first block and after each, (B, 1 + N + R, D)."""
+        grid = self.backbone.grid(images.shape[-2:])
+        patches = self.patch_embed(images)  # (B, N, D)
+        if self.positions is not None:
+            patches = patches + self._positions_on(grid)
+        cls = self.cls_token.expand(len(images), 1, -1)
+        tokens = [cls, patches]
+        if self.registers is not None:
+            tokens.append(self.registers.expand(len(images), -1, -1))
+        x = torch.cat(tokens, dim=1)
+        states, rope = [x], self.rope(grid, x.device)
+        for block in self.blocks:
+            states.append(block(states[-1], None, rope))
+        return states
+
+    def split(self, tokens: Tensor) -> Features:
+        """(B, 1 + N + R, D) into its parts."""
+        registers = self.backbone.recipe.registers
+        patches = tokens.shape[1] - 1 - registers
+        cls, patches, registers = tokens.split([1, patches, registers], dim=1)
+        return Features(cls.squeeze(1), patches, registers)
+
+    def reset_classifier(self, num_classes: int) -> None:
+        """A fresh head for another number of classes; 0: none."""
+        if num_classes < 0:
+            raise UserError(f"num_classes {num_classes} must not be negative")
+        self.num_classes = num_classes
+        self.head = nn.Linear(self.backbone.width, num_classes) if num_classes else nn.Identity()
+        if num_classes:
+            nn.init.trunc_normal_(self.head.weight, std=0.02)
+            nn.init.zeros_(self.head.bias)
+
+    @torch.no_grad()
+    def reset_parameters(self) -> None:
+        """The released initialisation: truncated normal of std 0.02 for matrices and tokens."""
+        for module in self.modules():
+            if isinstance(module, nn.Linear):
+                nn.init.trunc_normal_(module.weight, std=0.02)
+                if module.bias is not None:
+                    nn.init.zeros_(module.bias)
+        for token in (self.cls_token, self.positions, self.registers):
+            if token is not None:
+                nn.init.trunc_normal_(token, std=0.02)
+
+    def _positions_on(self, grid: tuple[int, int]) -> Tensor:
+        own = self.backbone.grid(self.image_size)
+        return self.positions if grid == own else resize_positions(self.positions, own, grid)
