@@ -73,6 +73,19 @@ class Backbone:
 
 VIT5 = Recipe()
 
+# The block of DiT (Peebles and Xie, 2023), which plain SiT (Ma et al., 2024) took over.
+PLAIN = Recipe(
+    norm="layer",
+    mlp="gelu_tanh",
+    layer_scale="none",
+    qk_norm=False,
+    qkv_bias=True,
+    position="sincos",
+    rope_theta=None,
+    registers=0,
+    register_theta=None,
+)
+
 # ViT-5 without one of its components (the paper's leave-one-out table), and its over-gating pair.
 ABLATIONS: dict[str, Recipe] = {
     "no_layer_scale": replace(VIT5, layer_scale="none"),
@@ -89,18 +102,8 @@ ABLATIONS: dict[str, Recipe] = {
 
 RECIPES: dict[str, Recipe] = {
     "ViT5": VIT5,
-    # Plain SiT (Ma et al., 2024): the DiT block.
-    "SiT": Recipe(
-        norm="layer",
-        mlp="gelu_tanh",
-        layer_scale="none",
-        qk_norm=False,
-        qkv_bias=True,
-        position="sincos",
-        rope_theta=None,
-        registers=0,
-        register_theta=None,
-    ),
+    "SiT": PLAIN,
+    "DiT": PLAIN,
     # DeiT-III (Touvron et al., 2022): ViT with LayerScale.
     "DeiT3": Recipe(
         norm="layer",

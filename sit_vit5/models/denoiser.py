@@ -24,6 +24,7 @@ class Denoiser(nn.Module):
 
     input_size: (h, w) of the latents it is trained at; other sizes divisible by the patch run with
     rotary tables of their own grid and resampled positions. num_classes 0: unconditional.
+    out_channels: in_channels if None; an official DiT predicts twice as many (noise and variance).
     """
 
     def __init__(
@@ -33,6 +34,7 @@ class Denoiser(nn.Module):
         in_channels: int,
         input_size: tuple[int, int],
         num_classes: int,
+        out_channels: int | None = None,
     ):
         super().__init__()
         if num_classes < 0 or in_channels < 1:
@@ -40,7 +42,7 @@ class Denoiser(nn.Module):
                 f"num_classes {num_classes} must be >= 0, in_channels {in_channels} >= 1"
             )
         self.backbone = backbone
-        self.in_channels = in_channels
+        self.in_channels, self.out_channels = in_channels, out_channels or in_channels
         self.input_size = tuple(input_size)
         self.num_classes = num_classes
         width, recipe = backbone.width, backbone.recipe
@@ -55,7 +57,7 @@ class Denoiser(nn.Module):
         )
         self.final_norm = TOKEN_NORMS[recipe.norm](width, affine=False)
         self.final_modulation = Modulation(width, 2)
-        self.final = nn.Linear(width, backbone.patch_size**2 * in_channels)
+        self.final = nn.Linear(width, backbone.patch_size**2 * self.out_channels)
         self.rope = RopeTables(backbone)
         self.reset_parameters()
 
@@ -65,7 +67,7 @@ class Denoiser(nn.Module):
         return self.num_classes or None
 
     def forward(self, x_t: Tensor, t: Tensor, labels: Tensor | None = None) -> Tensor:
-        """Prediction (B, C, h, w) in fp32.
+        """Prediction (B, out_channels, h, w) in fp32.
 
         x_t: (B, C, h, w), h and w divisible by the patch; t: (B,) in [0, 1]; labels: (B,) in
         0..num_classes, the last being the null label; not read by an unconditional model.

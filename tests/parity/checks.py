@@ -45,7 +45,11 @@ def difference(ours: Tensor, official: Tensor) -> float:
 
 
 def official_sit(facts: dict, tensors: Tensors) -> tuple[Denoiser, Tensors]:
-    """Our denoiser of recipe SiT with the fixture's weights, and the official weights."""
+    """Our denoiser of recipe SiT or DiT with the fixture's weights, and the official weights.
+
+    Of a learned sigma, SiT's forward returns the first half and DiT's both halves.
+    """
+    both = facts["fixture"].startswith("dit") and facts["hyperparameters"]["learn_sigma"]
     sizes = facts["hyperparameters"]
     backbone = presets.Backbone(
         width=sizes["hidden_size"],
@@ -60,10 +64,24 @@ def official_sit(facts: dict, tensors: Tensors) -> tuple[Denoiser, Tensors]:
         in_channels=sizes["in_channels"],
         input_size=(sizes["input_size"],) * 2,
         num_classes=sizes["num_classes"],
+        out_channels=sizes["in_channels"] * (2 if both else 1),
     )
     official = {k.removeprefix("param."): t for k, t in tensors.items() if k.startswith("param.")}
     model.load_state_dict(sit_state_dict(official, model))
     return model.eval(), official
+
+
+def cfg_on_three_channels(facts: dict, tensors: Tensors, model: Denoiser) -> Iterator[Check]:
+    """Official guidance: of the first three channels only, on a doubled batch of equal inputs."""
+    for scale, case in facts.get("cfg", {}).get("scales", {}).items():
+        x, t, y = (tensors[f"cfg.input.{name}"] for name in "xty")
+        half = len(x) // 2
+        prediction = model(torch.cat([x[:half], x[:half]]), t, y)
+        v_class, v_null = prediction[:, :3].chunk(2)
+        guided = v_null + float(scale) * (v_class - v_null)
+        ours = torch.cat([torch.cat([guided, guided]), prediction[:, 3:]], dim=1)
+        error = difference(ours, tensors[f"cfg.output.scale_{scale}"])
+        yield Check(f"cfg {scale}", error, case["tolerance_max_abs"])
 
 
 def sit_model(facts: dict, tensors: Tensors, folder: Path) -> Iterator[Check]:
@@ -74,6 +92,7 @@ def sit_model(facts: dict, tensors: Tensors, folder: Path) -> Iterator[Check]:
     yield Check("forward", difference(output, expected), facts["tolerance"]["forward_max_abs"])
     features = timestep_embedding(t, 256)
     yield Check("t_freq_256", difference(features, tensors["inter.t_freq_256"]), 1e-4)
+    yield from cfg_on_three_channels(facts, tensors, model)
     if "label.embedding" in tensors:
         drop = tensors["label.force_drop_ids"]
         labels = drop_labels(y, 1 - drop, class_dropout=0.5, null_label=model.null_label)
@@ -376,6 +395,7 @@ CHECKS = {
     "vit5_classifier_resized": vit5_resized,
     "deit3_ls_classifier": vit5_classifier,
     "sit_model_*": sit_model,
+    "dit_model_*": sit_model,
     "sincos_tables": sincos_tables,
     "rope": rope,
     "rmsnorm": rmsnorm,
