@@ -32,7 +32,8 @@ class ViT5Classifier(nn.Module):
 
     image_size: (H, W) it is trained at. Other sizes divisible by the patch run as in the official
     fine-tuning path: positions resampled bicubically, rotation by integer positions of the new
-    grid. num_classes 0: no head. drop_path: the same rate in every block, as released.
+    grid; with rescale_rope these are rescaled to the extent of the trained grid. num_classes 0: no
+    head. drop_path: the same rate in every block, as released.
     """
 
     def __init__(
@@ -43,6 +44,7 @@ class ViT5Classifier(nn.Module):
         in_channels: int = 3,
         num_classes: int = 1000,
         drop_path: float = 0.0,
+        rescale_rope: bool = False,
     ):
         super().__init__()
         width, recipe = backbone.width, backbone.recipe
@@ -67,7 +69,7 @@ class ViT5Classifier(nn.Module):
             for _ in range(backbone.depth)
         )
         self.norm = TOKEN_NORMS[recipe.norm](width, affine=True)
-        self.rope = RopeTables(backbone, unrotated=1)
+        self.rope = RopeTables(backbone, unrotated=1, trained=grid if rescale_rope else None)
         self.reset_classifier(num_classes)
         self.reset_parameters()
 

@@ -12,12 +12,21 @@ from torch import Tensor
 from sit_vit5.presets import Backbone
 
 
-def rotary_angles(grid: tuple[int, int], head_width: int, theta: float) -> Tensor:
-    """Angles (N, d/2) in fp64, one per interleaved pair, of a grid of integer positions."""
+def rotary_angles(
+    grid: tuple[int, int], head_width: int, theta: float, *, trained: tuple[int, int] | None = None
+) -> Tensor:
+    """Angles (N, d/2) in fp64, one per interleaved pair, of a grid's positions.
+
+    Positions are integers, or rescaled to the extent of the grid the model was trained at.
+    """
     quarter = head_width // 4
     frequencies = theta ** (-torch.arange(quarter, dtype=torch.float64) / quarter)
     rows, columns = torch.meshgrid(
-        *(torch.arange(side, dtype=torch.float64) for side in grid), indexing="ij"
+        *(
+            torch.arange(side, dtype=torch.float64) * (extent / side)
+            for side, extent in zip(grid, trained or grid, strict=True)
+        ),
+        indexing="ij",
     )
     return torch.cat([rows.reshape(-1, 1) * frequencies, columns.reshape(-1, 1) * frequencies], 1)
 
@@ -30,6 +39,7 @@ def rotary_table(
     registers: int,
     register_theta: float | None,
     unrotated: int = 0,
+    trained: tuple[int, int] | None = None,
 ) -> Tensor | None:
     """cos and sin (2, unrotated + N + registers, d/2) of the whole sequence in fp32, or None.
 
@@ -42,7 +52,7 @@ def rotary_table(
     still = torch.zeros(unrotated + grid[0] * grid[1] + registers, half, dtype=torch.float64)
     cls, patches, own = still.split([unrotated, grid[0] * grid[1], registers])
     if theta is not None:
-        patches = rotary_angles(grid, head_width, theta)
+        patches = rotary_angles(grid, head_width, theta, trained=trained)
     if register_theta is not None:
         own = rotary_angles((side, side), head_width, register_theta)
     angles = torch.cat([cls, patches, own])
@@ -56,8 +66,10 @@ class RopeTables:
     (meta device, safetensors) cannot leave it uninitialised.
     """
 
-    def __init__(self, backbone: Backbone, *, unrotated: int = 0):
-        self.backbone, self.unrotated = backbone, unrotated
+    def __init__(
+        self, backbone: Backbone, *, unrotated: int = 0, trained: tuple[int, int] | None = None
+    ):
+        self.backbone, self.unrotated, self.trained = backbone, unrotated, trained
         self._tables: dict[tuple, Tensor | None] = {}
 
     def __call__(self, grid: tuple[int, int], device: torch.device) -> Tensor | None:
@@ -74,6 +86,7 @@ class RopeTables:
                     registers=recipe.registers,
                     register_theta=recipe.register_theta,
                     unrotated=self.unrotated,
+                    trained=self.trained,
                 )
                 self._tables[key] = None if table is None else table.to(device)
         return self._tables[key]

@@ -42,6 +42,13 @@ def test_other_sizes_run_rectangular_too_and_indivisible_ones_are_refused():
         tiny(image_size=(16, 18))
 
 
+def test_rescaling_the_rotation_changes_other_sizes_only():
+    integer, rescaled = tiny().eval(), tiny(rescale_rope=True).eval()
+    own, larger = torch.randn(1, 3, 16, 16), torch.randn(1, 3, 32, 32)
+    torch.testing.assert_close(integer(own), rescaled(own))
+    assert (integer(larger) - rescaled(larger)).abs().max() > 1e-5
+
+
 def test_resetting_the_head_keeps_the_features():
     model = tiny().eval()
     images = torch.randn(2, 3, 16, 16)

@@ -206,10 +206,8 @@ def sincos_tables(facts: dict, tensors: Tensors, folder: Path) -> Iterator[Check
 
 def rope(facts: dict, tensors: Tensors, folder: Path) -> Iterator[Check]:
     for name, case in facts["cases"].items():
-        if case["pt_seq_len"] != case["grid"]:
-            continue  # positions rescaled to the trained grid: not built yet
-        grid = (case["grid"], case["grid"])
-        angles = rotary_angles(grid, case["head_dim"], case["theta"])
+        grid, trained = ((case[side], case[side]) for side in ("grid", "pt_seq_len"))
+        angles = rotary_angles(grid, case["head_dim"], case["theta"], trained=trained)
         table = torch.stack([angles.cos(), angles.sin()]).float()
         q = tensors[f"{name}.q"].transpose(1, 2)  # (B, K, N, d)
         rotated = rotate(q, table).transpose(1, 2)
