@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -39,6 +40,7 @@ from sit_vit5.run_folder import (
 SCHEMA = 1
 MODEL_FILE = "model.safetensors"
 OPTIMIZER_FILE = "optimizer.safetensors"
+_LEFT_BY_A_KILL = re.compile(r"step_\d+\.(partial|replaced|pruned)")
 LABEL_TABLE = "conditioning.labels.weight"
 
 
@@ -118,8 +120,9 @@ def save_checkpoint(
     files = {MODEL_FILE: model, OPTIMIZER_FILE: optimizer}
     files |= {f"ema_{decay}.safetensors": average for decay, average in averages.items()}
     try:
-        for left in (run / CHECKPOINTS).glob("step_*.*"):  # by a kill inside this module
-            shutil.rmtree(left, ignore_errors=True)
+        for left in (run / CHECKPOINTS).glob("step_*.*"):
+            if _LEFT_BY_A_KILL.fullmatch(left.name):
+                shutil.rmtree(left, ignore_errors=True)
         partial.mkdir(parents=True)
         for name, tensors in files.items():
             save_file({key: t.contiguous() for key, t in tensors.items()}, partial / name)

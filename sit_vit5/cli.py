@@ -25,7 +25,7 @@ from sit_vit5 import presets
 from sit_vit5.config import TrainConfig
 from sit_vit5.distributed import launch_rank
 from sit_vit5.errors import UserError, nearest
-from sit_vit5.run_folder import CONFIG_FILE, find_checkpoint
+from sit_vit5.run_folder import CONFIG_FILE, find_checkpoint, run_of
 
 Config = TypeVar("Config")
 
@@ -88,7 +88,9 @@ def parse_train(argv: list[str]) -> tuple[TrainConfig, Path | None]:
     config, checkpoint = TrainConfig(), None
     if resume:
         checkpoint = find_checkpoint(resume)
-        config_file = str(checkpoint / CONFIG_FILE)
+        # The run's own file holds what an interrupted resume had changed.
+        own = run_of(checkpoint) / CONFIG_FILE
+        config_file = str(own if own.is_file() else checkpoint / CONFIG_FILE)
     if config_file:
         config = load_config(config_file, config)
     return _layer(config, argv, source=""), checkpoint
@@ -152,8 +154,9 @@ def _python_words(argv: list[str], hints: dict[str, object]) -> list[str]:
         else:
             prefix, value = "", token
         hint = str(hints.get(flag[2:].replace("-", "_"), ""))
-        if "bool" in hint or "None" in hint:
-            value = _WORDS.get(value.lower(), value)
+        word = _WORDS.get(value.lower(), value)
+        if ("None" if word == "None" else "bool") in hint:
+            value = word
         translated.append(prefix + value)
     return translated
 
@@ -237,7 +240,7 @@ def _yaml_flags(path: Path) -> list[str]:
         tree = yaml.load(path.read_text(encoding="utf-8"), Loader=_UniqueKeyLoader)
     except FileNotFoundError:
         raise UserError(f"configuration file {path} does not exist") from None
-    except (yaml.YAMLError, ValueError, OSError) as error:
+    except (yaml.YAMLError, ValueError, OSError, RecursionError) as error:
         if isinstance(error, UserError):
             raise UserError(f"{path}: {error}") from None
         raise UserError(f"{path}: not a YAML file: {' '.join(str(error).split())}") from None

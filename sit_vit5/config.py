@@ -179,7 +179,7 @@ class SamplerConfig:
     """Folder of the autoencoder, if it is not where training found it."""
 
     def __post_init__(self) -> None:
-        check_numbers(self)
+        check_values(self)
 
 
 @dataclass(frozen=True)
@@ -232,7 +232,7 @@ class MetricsConfig:
     """JSON to write; None: metrics.json beside the samples."""
 
     def __post_init__(self) -> None:
-        check_numbers(self)
+        check_values(self)
 
 
 # Smallest legal values; nothing here has a largest.
@@ -266,11 +266,13 @@ _AT_LEAST = {
 
 def check_train(config: TrainConfig) -> None:
     """Refuses values that no run can have. What needs files or processes is checked later."""
-    check_numbers(config)
+    check_values(config)
     if config.seed >= 2**63:
         raise UserError(f"seed {config.seed} must be below 2**63")
     if config.objective.class_dropout >= 1:
         raise UserError(f"objective.class_dropout {config.objective.class_dropout} must be below 1")
+    if config.optimizer.eps == 0:
+        raise UserError("optimizer.eps 0 must be above 0: a still weight would divide by zero")
     if not all(0 <= beta < 1 for beta in config.optimizer.betas):
         raise UserError(f"optimizer.betas {list(config.optimizer.betas)} must lie in [0, 1)")
     bad_decays = [decay for decay in config.ema.decays if not 0 < decay < 1]
@@ -282,12 +284,14 @@ def check_train(config: TrainConfig) -> None:
         )
 
 
-def check_numbers(config: object, prefix: str = "") -> None:
-    """Refuses numbers that are not finite or below their smallest legal value."""
+def check_values(config: object, prefix: str = "") -> None:
+    """Refuses empty texts, and numbers not finite or below their smallest legal value."""
     for field in fields(config):
         name, value = prefix + field.name, getattr(config, field.name)
         if is_dataclass(value):
-            check_numbers(value, f"{name}.")
+            check_values(value, f"{name}.")
+        if value == "":  # an unset variable of the shell
+            raise UserError(f"{name} needs a value")
         for number in value if isinstance(value, tuple) else [value]:
             if isinstance(number, float) and not math.isfinite(number):
                 raise UserError(f"{name} {number} must be finite")

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 def launch_rank() -> int:
     """Rank the launcher gave this process, 0 without one; usable before any set-up."""
-    return int(os.environ.get("RANK", "0"))
+    return int(os.environ.get("RANK") or 0)
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,11 @@ def join_processes() -> Processes:
     from accelerate import PartialState
 
     check_plain_launcher()
-    state = PartialState(cpu=no_accelerator(), timeout=COLLECTIVE_TIMEOUT)
+    try:
+        state = PartialState(cpu=no_accelerator(), timeout=COLLECTIVE_TIMEOUT)
+    except ValueError as error:
+        reason = " ".join(str(error).split())
+        raise UserError(f"the launcher's variables are incomplete: {reason}") from None
     check_joined(state.num_processes)
     return Processes(
         state.process_index, state.num_processes, state.device, state.wait_for_everyone
@@ -104,7 +108,7 @@ def no_accelerator() -> bool:
 
 def check_joined(processes: int) -> None:
     """Refuses to go on if the launcher's processes did not find one another."""
-    launched = int(os.environ.get("WORLD_SIZE", "1"))
+    launched = int(os.environ.get("WORLD_SIZE") or 1)
     if processes != launched:
         raise UserError(
             f"the launcher started {launched} processes but this one joined {processes}; "

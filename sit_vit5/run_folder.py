@@ -46,6 +46,12 @@ def latest_name(run: Path) -> str:
     return Path(pointer.read_text(encoding="utf-8", errors="replace").strip()).name
 
 
+def has_latest(run: Path, step: int) -> bool:
+    """Whether `latest` points to a complete checkpoint of this step."""
+    name = step_name(step)
+    return latest_name(run) == name and (run / CHECKPOINTS / name / STATE_FILE).is_file()
+
+
 def last_good_checkpoint(run: Path) -> str:
     """The newest complete checkpoint saved after a good step, for messages; "none" without one."""
     for folder in reversed(checkpoint_steps(run).values()):
@@ -71,23 +77,16 @@ def find_checkpoint(path: str | Path) -> Path:
     path = Path(path)
     if (path / STATE_FILE).is_file():
         return path
-    pointer = path if path.is_file() else path / LATEST_FILE
-    if pointer.name == LATEST_FILE and pointer.is_file():
-        target = pointer.parent / CHECKPOINTS / latest_name(pointer.parent)
-        if (target / STATE_FILE).is_file():
-            return target
-        raise UserError(
-            f"{pointer} names {target.name}, which is missing or incomplete; "
-            f"complete checkpoints: {_listing(pointer.parent)}"
-        )
+    run = path.parent if path.name == LATEST_FILE else path
+    target = run / CHECKPOINTS / latest_name(run)
+    if (target / STATE_FILE).is_file():
+        return target
+    complete = list(checkpoint_steps(run).values())
+    if complete:  # a kill came before the pointer was written; folders are renamed whole
+        return complete[-1]
     if path.exists():
         raise UserError(
-            f"{path} is no checkpoint: expected a folder with {STATE_FILE}, or a run folder with "
-            f"{LATEST_FILE}; complete checkpoints there: {_listing(path)}"
+            f"{path} is no checkpoint: expected a folder with {STATE_FILE}, or a run folder with a "
+            "complete checkpoint in it"
         )
     raise UserError(f"checkpoint {path} does not exist; give a run folder such as runs/digits")
-
-
-def _listing(run: Path) -> str:
-    names = [folder.name for folder in checkpoint_steps(run).values()]
-    return ", ".join(names) or "none"

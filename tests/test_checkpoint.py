@@ -155,7 +155,10 @@ def test_a_leftover_folder_of_the_same_step_is_replaced(tmp_path, config):
     save(tmp_path, config, 2)
     (tmp_path / "latest").write_text("checkpoints/step_0000001\n")  # killed before the pointer
     (tmp_path / "checkpoints" / "step_0000003.partial").mkdir()
+    (tmp_path / "checkpoints" / "step_0000001.mine").mkdir()
     save(tmp_path, config, 2)
+    assert (tmp_path / "checkpoints" / "step_0000001.mine").is_dir()
+    assert not (tmp_path / "checkpoints" / "step_0000003.partial").exists()
     assert open_checkpoint(tmp_path).state.step == 2
 
 

@@ -69,6 +69,7 @@ def test_dumped_configuration_reads_back_equal(tmp_path):
         ("steps: 0\n", "steps 0 must be at least 1"),
         ("ema:\n  decays: [{a: 1}]\n", "ema.decays must be a value or a list of values"),
         ("help: 1\n", "unknown option help"),
+        ("a: " + "[" * 3000, "not a YAML file"),
         ("optimizer.lr: 1\noptimizer:\n  lr: 2\n", "key optimizer.lr is given twice"),
     ],
 )
@@ -103,6 +104,9 @@ def test_faulty_yaml_is_refused_in_one_line_with_the_file_name(tmp_path, text, m
         (["--optimizer.lr", "-1"], "optimizer.lr -1.0 must be at least 0"),
         (["--optimizer.betas", "1", "0.9"], "optimizer.betas"),
         (["--optimizer.eps", "-1"], "optimizer.eps"),
+        (["--optimizer.eps", "0"], "optimizer.eps 0 must be above 0"),
+        (["--init-from", ""], "init_from needs a value"),
+        (["--data.path="], "data.path needs a value"),
         (["--seed", "-1"], "seed"),
         (["--data.image-size", "0"], "data.image_size 0 must be at least 1"),
         (["--preview.columns", "0"], "preview.columns"),
@@ -135,6 +139,14 @@ def test_values_that_look_like_flags_and_empty_sections_read_back(tmp_path):
     config = train_config("--data.path=-odd", "--output-dir=--odd", "--init-from=-1")
     assert load_config(yaml_file(tmp_path, dump_config(config))) == config
     assert load_config(yaml_file(tmp_path, "data:\nsteps: 3\n")).steps == 3
+
+
+def test_words_are_translated_only_where_the_option_takes_them(tmp_path):
+    assert train_config("--name", "true").name == "true"
+    assert train_config("--name", "null").name is None
+    assert train_config("--compile=true").compile is True
+    grid = parse(GridConfig, ["--checkpoint", "x", "--classes", "true", "none", "3"])
+    assert grid.classes == ("true", "none", "3")
 
 
 def test_every_configuration_names_how_layer_scale_meets_the_gate():

@@ -47,3 +47,19 @@ def test_a_launcher_that_compiles_behind_our_back_is_refused(monkeypatch):
     monkeypatch.setenv("ACCELERATE_DYNAMO_BACKEND", "INDUCTOR")
     with pytest.raises(UserError, match="use --compile True"):
         check_plain_launcher()
+
+
+def test_half_set_launcher_variables_get_one_line(command):
+    import os
+    import subprocess
+    import sys
+
+    from helpers import ROOT, TINY, command_environment
+
+    environment = command_environment() | {"WORLD_SIZE": "2", "RANK": "0"}
+    failed = subprocess.run(
+        [sys.executable, "train_sit.py", *TINY, "--output-dir", os.devnull],
+        cwd=ROOT, env=environment, capture_output=True, text=True, timeout=120,
+    )  # fmt: skip
+    assert failed.returncode == 2
+    assert "error: the launcher" in failed.stderr and "Traceback" not in failed.stderr

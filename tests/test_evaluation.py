@@ -112,6 +112,7 @@ def test_stored_statistics_are_for_inception_only(tmp_path):
         (np.zeros((3, 8, 8), np.uint8), "expected uint8 images"),
         (np.zeros((3, 1, 8, 8), np.uint8), "expected uint8 images"),
         (np.zeros((0, 8, 8, 1), np.uint8), "holds no image"),
+        (np.zeros((3, 0, 8, 1), np.uint8), "holds no image"),
         (np.zeros((3, 4, 4, 1), np.uint8), "give a reference of the samples' size"),
         (np.asfortranarray(np.zeros((3, 8, 8, 3), np.uint8)), "Fortran order"),
     ],
@@ -225,6 +226,7 @@ def test_damaged_archives_are_refused_in_one_line(tmp_path):
         "[]", "{", '{"class_names": 5}', '{"class_names": [], "labels": 5}',
         '{"class_names": [], "labels": ["a"]}', '{"class_names": [], "settings": []}',
         '{"class_names": [], "settings": {"sampler": "x"}}',
+        '{"class_names": [], "settings": {"sampler": [["a", 1]]}}', '{"class_names": [], "x": NaN}',
     ],
 )  # fmt: skip
 def test_manifests_of_another_kind_are_refused(tmp_path, facts):
@@ -251,7 +253,9 @@ def test_the_result_never_replaces_a_manifest_or_another_result(tmp_path, monkey
     assert json_path(options(".", "r")) == Path("metrics.json")
     assert json_path(options("digits:train", "r")) == Path("digits-train.metrics.json")
     with pytest.raises(UserError, match="manifest"):
-        json_path(options("a/samples.npz", "r", out="a/samples.json"))
+        json_path(options("a/samples.npz", "r", out="a/../a/samples.json"))
+    with pytest.raises(UserError, match="must end in .json"):
+        json_path(options("a/samples.npz", "r", out="a/samples.npz"))
 
 
 def test_pixels_of_large_images_are_refused_before_they_fill_the_memory(tmp_path):

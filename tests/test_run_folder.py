@@ -8,7 +8,7 @@ import pytest
 
 from sit_vit5.checkpoint import prune_checkpoints
 from sit_vit5.errors import UserError
-from sit_vit5.run_folder import checkpoint_steps, find_checkpoint, run_of, step_name
+from sit_vit5.run_folder import checkpoint_steps, find_checkpoint, has_latest, run_of, step_name
 
 
 def make(run: Path, *steps: int) -> None:
@@ -50,9 +50,17 @@ def test_run_folder_pointer_and_checkpoint_lead_to_the_same_place(tmp_path, monk
 def test_a_path_without_checkpoint_says_what_was_expected(tmp_path):
     with pytest.raises(UserError, match="does not exist"):
         find_checkpoint(tmp_path / "no")
-    with pytest.raises(UserError, match=r"expected a folder with state.json.*there: none"):
+    with pytest.raises(UserError, match=r"expected a folder with state.json"):
         find_checkpoint(tmp_path)
     make(tmp_path, 3)
-    (tmp_path / "latest").write_text("checkpoints/step_0000009\n")
-    with pytest.raises(UserError, match="step_0000009, which is missing.*step_0000003"):
-        find_checkpoint(tmp_path)
+
+
+def test_without_a_pointer_the_newest_complete_checkpoint_is_found(tmp_path):
+    make(tmp_path, 3, 12)
+    newest = tmp_path / "checkpoints" / "step_0000012"
+    assert find_checkpoint(tmp_path) == newest
+    (tmp_path / "latest").write_text("checkpoints/step_0000099\n")
+    assert find_checkpoint(tmp_path / "latest") == newest
+    assert not has_latest(tmp_path, 12) and not has_latest(tmp_path, 99)
+    (tmp_path / "latest").write_text("checkpoints/step_0000003\n")
+    assert has_latest(tmp_path, 3)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import numpy as np
-from PIL import Image, UnidentifiedImageError
+from PIL import Image
 
 EXTENSIONS = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".tif", ".tiff", ".gif", ".ppm")
 
@@ -18,7 +19,9 @@ class BadImage(Exception):
         self.path, self.reason = path, reason
 
     def __str__(self) -> str:
-        return f"{self.path}: cannot be decoded ({self.reason})"
+        # Names need not be UTF-8, reasons need not be one line.
+        path = os.fsencode(self.path).decode("utf-8", "backslashreplace")
+        return " ".join(f"{path}: cannot be decoded ({self.reason})".split("\n"))
 
 
 def read_rgb(path: Path) -> Image.Image:
@@ -27,10 +30,8 @@ def read_rgb(path: Path) -> Image.Image:
         with Image.open(path) as image:
             image.load()
             return to_rgb(image)
-    except (UnidentifiedImageError, OSError, SyntaxError, ValueError, EOFError) as error:
+    except Exception as error:  # Pillow's decoders raise a dozen types on broken files
         raise BadImage(path, str(error) or type(error).__name__) from None
-    except Image.DecompressionBombError as error:
-        raise BadImage(path, str(error)) from None
 
 
 def to_rgb(image: Image.Image) -> Image.Image:

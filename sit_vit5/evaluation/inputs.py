@@ -22,10 +22,9 @@ LOSSY = (".jpg", ".jpeg", ".webp")
 
 @dataclass(frozen=True)
 class Manifest:
-    """What the sampler wrote beside its archive. facts: the JSON; sampler, labels: its parts."""
+    """What the sampler wrote beside its archive. facts: the JSON, the others parts of it."""
 
     facts: dict
-    sampler: dict
     labels: list[int]
     class_names: list[str]
 
@@ -105,11 +104,12 @@ def read_manifest(samples: str, samples_hash: str | None) -> Manifest | None:
     if not path.is_file():
         return None
     try:
-        facts = json.loads(path.read_text(encoding="utf-8"))
-        settings, labels = facts.get("settings", {}), facts.get("labels", [])
-        manifest = Manifest(
-            facts, dict(settings.get("sampler", {})), list(labels), list(facts["class_names"])
-        )
+        facts = json.loads(path.read_text(encoding="utf-8"), parse_constant=_no_nan)
+        sampler = facts.get("settings", {}).get("sampler", {})
+        if not isinstance(sampler, dict):
+            raise ValueError("settings.sampler is not a group of settings")
+        labels, names = list(facts.get("labels", [])), list(facts["class_names"])
+        manifest = Manifest(facts, labels, names)
         if any(type(label) is not int or label < 0 for label in manifest.labels):
             raise ValueError("labels are not numbers")
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
@@ -117,6 +117,10 @@ def read_manifest(samples: str, samples_hash: str | None) -> Manifest | None:
     if facts.get("samples_sha256", samples_hash) != samples_hash:
         raise UserError(f"{path} was written for another {samples}: the hashes differ")
     return manifest
+
+
+def _no_nan(word: str) -> float:
+    raise ValueError(f"{word} is not a number")
 
 
 def manifest_path(samples: str) -> Path:

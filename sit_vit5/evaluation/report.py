@@ -47,6 +47,8 @@ def json_path(options: MetricsConfig) -> Path:
     else:
         own = samples.name != "samples.npz"
         out = samples.with_name(f"{samples.stem}.metrics.json" if own else "metrics.json")
-    if not samples.is_dir() and out == manifest_path(options.samples):
+    if out.suffix != ".json":
+        raise UserError(f"--out {out} must end in .json")
+    if not samples.is_dir() and out.resolve() == manifest_path(options.samples).resolve():
         raise UserError(f"--out {out} is the samples' manifest; choose another name")
     return out

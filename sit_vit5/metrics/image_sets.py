@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import zipfile
-import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -83,7 +82,7 @@ def _open(path: Path, key: str) -> Iterator[zipfile.ZipExtFile]:
             yield entry
     except UserError:
         raise
-    except (OSError, zipfile.BadZipFile, zlib.error, EOFError, ValueError, KeyError) as error:
+    except Exception as error:  # zipfile, zlib, lzma, numpy's header parser: a dozen types
         raise UserError(f"{path}: {key} cannot be read, the file is damaged: {error}") from None
 
 
@@ -93,7 +92,7 @@ def check_images(name: str, shape: tuple[int, ...], dtype: np.dtype) -> None:
         raise UserError(
             f"{name}: expected uint8 images (N, H, W, 1 or 3), found {dtype} {tuple(shape)}"
         )
-    if shape[0] == 0:
+    if min(shape) < 1:
         raise UserError(f"{name} holds no image")
 
 

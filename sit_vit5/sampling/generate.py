@@ -44,6 +44,7 @@ def generate(options: GenerateConfig, processes: Processes) -> Path:
         processes.wait()
         if samples.partial.exists():
             started = time.time()
+            samples.open()
             try:
                 made = _fill(samples, loaded, options, classes, processes)
             except KeyboardInterrupt:
@@ -68,7 +69,6 @@ def _fill(
     processes: Processes,
 ) -> int:
     """Makes this process's share of the missing groups; how many images that were."""
-    samples.open()
     starts = range(0, options.num_samples, options.batch_size)
     groups = [range(s, min(s + options.batch_size, options.num_samples)) for s in starts]
     missing = [group for group in groups if samples.missing(group)]

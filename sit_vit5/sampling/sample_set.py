@@ -43,7 +43,8 @@ class SampleSet:
         Called on one process, before the others call `open`.
         """
         manifest = self._read_manifest()
-        if manifest is not None and self._begun():
+        begun = self._begun()
+        if manifest is not None and begun:
             self._check_same(manifest["settings"])
             if manifest["complete"] and (self.folder / ARCHIVE).is_file():
                 _remove(self.partial)  # a kill may have left it
@@ -55,7 +56,7 @@ class SampleSet:
         self._check_space()
         self.partial.mkdir(parents=True, exist_ok=True)
         write_json(self.folder / MANIFEST, {"complete": False, "settings": self.settings})
-        if not all((self.partial / name).is_file() for name in (IMAGES, COST)):
+        if not begun or not all((self.partial / name).is_file() for name in (IMAGES, COST)):
             # Costs last: an image counts as made only where both files are there.
             _allocate(self.partial / IMAGES, np.uint8, (self.count, *self.shape))
             _allocate(self.partial / COST, np.int32, (self.count, 2))
@@ -63,11 +64,8 @@ class SampleSet:
 
     def open(self) -> None:
         """Maps the images and their cost (velocity evaluations, network passes; 0: missing)."""
-        try:
-            self.images = open_memmap(self.partial / IMAGES, mode="r+")
-            self.cost = open_memmap(self.partial / COST, mode="r+")
-        except ValueError as error:
-            raise UserError(f"{self.partial} is damaged ({error}); remove it") from None
+        self.images = self._map(IMAGES, (self.count, *self.shape))
+        self.cost = self._map(COST, (self.count, 2))
 
     def missing(self, indices: Sequence[int]) -> bool:
         """Whether any of the images is yet to be made."""
@@ -123,8 +121,18 @@ class SampleSet:
         """Whether any image is made: a first try that failed does not bind the folder."""
         if (self.folder / ARCHIVE).is_file():
             return True
-        cost = self.partial / COST
-        return cost.is_file() and bool((np.load(cost, mmap_mode="r")[:, 0] > 0).any())
+        return (self.partial / COST).is_file() and bool((self._map(COST)[:, 0] > 0).any())
+
+    def _map(self, name: str, shape: tuple[int, ...] | None = None) -> np.ndarray:
+        """The memory map of a partial file, of the expected shape if one is given."""
+        path = self.partial / name
+        try:
+            found = open_memmap(path, mode="r+")
+        except (ValueError, EOFError) as error:
+            raise UserError(f"{path} is damaged ({error}); remove its folder") from None
+        if found.ndim < 2 or (shape is not None and found.shape != shape):
+            raise UserError(f"{path} is damaged (shape {found.shape}); remove its folder")
+        return found
 
     def _check_same(self, other: dict) -> None:
         before, now = _flat(other), _flat(self.settings)

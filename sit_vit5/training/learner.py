@@ -6,6 +6,7 @@ import torch
 
 from sit_vit5.checkpoint import Checkpoint, init_weights, load_weights
 from sit_vit5.config import TrainConfig
+from sit_vit5.errors import UserError
 from sit_vit5.models.denoiser import Denoiser
 from sit_vit5.training.ema import Ema
 from sit_vit5.training.optimizer import (
@@ -14,6 +15,20 @@ from sit_vit5.training.optimizer import (
     load_optimizer_tensors,
     optimizer_tensors,
 )
+
+
+def check_compiler(device: torch.device) -> None:
+    """On the CPU torch.compile needs a C++ compiler; says so before the first step."""
+    if device.type != "cpu":
+        return
+    from torch._inductor import cpp_builder, exc
+
+    try:
+        cpp_builder.get_cpp_compiler()
+    except exc.InvalidCxxCompiler:
+        raise UserError(
+            "--compile needs a C++ compiler such as g++ on the CPU; install one or drop it"
+        ) from None
 
 
 class Learner:
@@ -36,6 +51,7 @@ class Learner:
         self.optimizer = build_optimizer(self.model, config.optimizer)
         self.ema = Ema(self.model, config.ema.decays, warmup=config.ema.warmup)
         if config.compile:
+            check_compiler(device)
             for block in self.model.blocks:
                 block.compile(dynamic=False)
 
@@ -62,6 +78,11 @@ class Learner:
             group["lr"] = learning_rate(self.config.optimizer, step)
         self.optimizer.step()
         self.ema.update(self.model, step)
+
+    def finite(self) -> bool:
+        """Whether all weights are finite: an update may break what its gradient did not show."""
+        norms = torch._foreach_norm(list(self.model.parameters()))
+        return bool(torch.stack(norms).isfinite().all())
 
     def networks(self) -> dict[str, Denoiser]:
         """Copies with raw and averaged weights: drawing cannot touch the ones in training."""

@@ -142,6 +142,9 @@ def report_bad_images(run: Path, bad: list[str]) -> list[str]:
     new = sorted(set(bad) - known)
     if not new:
         return []
-    with path.open("a", encoding="utf-8") as file:
-        file.write("".join(line + "\n" for line in new))
+    try:
+        with path.open("a", encoding="utf-8") as file:
+            file.write("".join(line + "\n" for line in new))
+    except OSError as error:
+        return [f"warning: {path} not written: {error}"]
     return [f"warning: {len(known) + len(new)} bad images skipped so far, listed in {path}"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import time
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
@@ -28,7 +29,13 @@ from sit_vit5.errors import UserError
 from sit_vit5.files import lock
 from sit_vit5.models.denoiser import Denoiser
 from sit_vit5.precision import autocast, check_launcher, set_tf32
-from sit_vit5.run_folder import LATEST_FILE, SAMPLES, latest_name, step_name
+from sit_vit5.run_folder import (
+    LATEST_FILE,
+    SAMPLES,
+    has_latest,
+    last_good_checkpoint,
+    step_name,
+)
 from sit_vit5.training import run as runs
 from sit_vit5.training.banner import banner, check_first_latents
 from sit_vit5.training.interrupt import Interrupt
@@ -204,7 +211,8 @@ class Trainer:
         self._save()
         self._say(
             f"interrupted at step {self.step}; saved {self.run_folder / LATEST_FILE}; "
-            f"continue with: python train_sit.py --resume {self.run_folder}"
+            f"continue with: python train_sit.py --resume "
+            f"{shlex.quote(str(self.run_folder))}"
         )
         return 128 + number
 
@@ -258,7 +266,7 @@ class Trainer:
     def _save(self) -> None:
         """A checkpoint of this step boundary; called on every rank, written by one."""
         failure = None
-        if self.is_main and latest_name(self.run_folder) != step_name(self.step):
+        if self.is_main and not has_latest(self.run_folder, self.step):
             try:
                 self._write_checkpoint()
             except UserError as error:
@@ -267,6 +275,11 @@ class Trainer:
             raise failure or UserError("the first process could not save")
 
     def _write_checkpoint(self) -> None:
+        if not self.learner.finite():
+            raise UserError(
+                f"the weights are not finite at step {self.step}: not saved; last good checkpoint: "
+                f"{last_good_checkpoint(self.run_folder)}; lower optimizer.lr"
+            )
         save_checkpoint(
             self.run_folder,
             State(

@@ -87,6 +87,10 @@ def test_names_that_are_not_utf8_do_not_matter_for_files(image_folder):
     (image_folder / "cat" / "00.png").rename(odd)
     source = ImageFolder(image_folder, 8)
     assert len(source) == 24 and source.load(11)[0].shape == (8, 8, 3)
+    odd.write_bytes(b"")
+    with pytest.raises(BadImage) as error:
+        source.load(11)
+    assert str(error.value).encode("utf-8") and r"caf\xe9.png" in str(error.value)
     (image_folder / "dog").rename(image_folder / b"d\xe9g".decode("utf-8", "surrogateescape"))
     with pytest.raises(UserError, match="not printable text"):
         ImageFolder(image_folder, 8)

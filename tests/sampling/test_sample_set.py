@@ -87,8 +87,14 @@ def test_maps_are_backed_by_the_disk_from_the_start(tmp_path):
 
 def test_a_first_try_without_an_image_does_not_bind_the_folder(tmp_path):
     opened(tmp_path)
-    other = SampleSet(tmp_path, SETTINGS | {"seed": 1}, count=10, shape=SHAPE)
-    assert not other.prepare()
+    for count in (4, 20):
+        other = opened(tmp_path, count=count, settings=SETTINGS | {"seed": count})
+        assert other.images.shape == (count, *SHAPE)
+    cost = tmp_path / "samples.partial" / "cost.npy"
+    for broken in (b"", bytes(300)):
+        cost.write_bytes(broken)
+        with pytest.raises(UserError, match="cost.npy is damaged"):
+            SampleSet(tmp_path, SETTINGS, count=20, shape=SHAPE).prepare()
 
 
 def test_the_archive_is_the_same_file_for_the_same_images(tmp_path):

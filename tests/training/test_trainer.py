@@ -169,6 +169,35 @@ def test_a_bad_streak_pushes_no_good_checkpoint_out(tmp_path, monkeypatch):
     assert open_checkpoint(tmp_path / "run").state.step == 3
 
 
+def test_weights_that_an_update_broke_are_never_saved(tmp_path):
+    settings = config(
+        tmp_path, "--steps", 9, "--optimizer.lr", 1e38, "--optimizer.clip-norm", 0,
+        "--checkpoint.every", 1,
+    )  # fmt: skip
+    with pytest.raises(UserError, match="not finite.*last good checkpoint: .*step_0000000"):
+        trainer(settings).run()
+    assert open_checkpoint(tmp_path / "run").state.step == 0
+
+
+def test_compile_without_a_compiler_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setenv("PATH", "")
+    monkeypatch.setenv("CXX", "/nonexistent/g++")
+    monkeypatch.setattr("torch._inductor.config.cpp.cxx", ("/nonexistent/g++",))
+    with pytest.raises(UserError, match="needs a C\\+\\+ compiler"):
+        trainer(config(tmp_path, "--steps", 1, "--compile", True))
+
+
+def test_what_a_resume_changed_outlives_its_interruption(tmp_path):
+    trainer(config(tmp_path, "--steps", 1)).run()
+    run = tmp_path / "run"
+    faster, checkpoint = parse_train(["--resume", str(run), "--steps", "5"])
+    longer = trainer(faster, resume=checkpoint)
+    longer._largest = lambda number: signal.SIGTERM if number is not False else 0
+    longer.run()
+    again, checkpoint = parse_train(["--resume", str(run)])
+    assert again.steps == 5 and open_checkpoint(checkpoint).config.steps == 1
+
+
 def test_max_skipped_sets_the_length_of_the_streak(tmp_path, monkeypatch):
     poison(monkeypatch, steps=set(range(100)))
     with pytest.raises(UserError, match="3 steps in a row, up to step 3"):
