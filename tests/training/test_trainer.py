@@ -180,10 +180,13 @@ def test_weights_that_an_update_broke_are_never_saved(tmp_path):
 
 
 def test_compile_without_a_compiler_is_refused(tmp_path, monkeypatch):
-    monkeypatch.setenv("PATH", "")
-    monkeypatch.setenv("CXX", "/nonexistent/g++")
-    monkeypatch.setattr("torch._inductor.config.cpp.cxx", ("/nonexistent/g++",))
-    with pytest.raises(UserError, match="needs a C\\+\\+ compiler"):
+    from torch._inductor import cpp_builder, exc
+
+    def absent() -> str:
+        raise exc.InvalidCxxCompiler
+
+    monkeypatch.setattr(cpp_builder, "get_cpp_compiler", absent)
+    with pytest.raises(UserError, match=r"needs a C\+\+ compiler"):
         trainer(config(tmp_path, "--steps", 1, "--compile", True))
 
 
