@@ -42,7 +42,7 @@ def test_every_command_of_the_readme_parses(script, argv, monkeypatch, tmp_path)
     if "--resume" in argv:
         pytest.skip("needs a run; tests/test_commands.py resumes one")
     argv = ["configs/digits.yaml" if word == "MINE.yaml" else word for word in argv]
-    PARSERS[script](argv)
+    assert PARSERS[script](argv)
 
 
 def test_every_file_the_readme_names_exists_and_no_blank_is_left():

@@ -12,13 +12,7 @@ import torch
 from accelerate import Accelerator
 from accelerate.utils import gather_object
 
-from sit_vit5.checkpoint import (
-    Checkpoint,
-    State,
-    open_checkpoint,
-    prune_checkpoints,
-    save_checkpoint,
-)
+from sit_vit5.checkpoint import Checkpoint, open_checkpoint
 from sit_vit5.cli import differences
 from sit_vit5.codecs import Codec
 from sit_vit5.config import TrainConfig
@@ -29,13 +23,7 @@ from sit_vit5.errors import UserError
 from sit_vit5.files import lock
 from sit_vit5.models.denoiser import Denoiser
 from sit_vit5.precision import autocast, check_launcher, set_tf32
-from sit_vit5.run_folder import (
-    LATEST_FILE,
-    SAMPLES,
-    has_latest,
-    last_good_checkpoint,
-    step_name,
-)
+from sit_vit5.run_folder import LATEST_FILE, SAMPLES, step_name
 from sit_vit5.training import run as runs
 from sit_vit5.training.banner import banner, check_first_latents
 from sit_vit5.training.interrupt import Interrupt
@@ -43,6 +31,7 @@ from sit_vit5.training.learner import Learner
 from sit_vit5.training.objective import Objective
 from sit_vit5.training.optimizer import learning_rate
 from sit_vit5.training.run_log import LOSS_PLOT, RunLog, report_bad_images
+from sit_vit5.training.save import write_checkpoint
 from sit_vit5.training.watchdog import Watchdog
 
 # Draws a grid of every named network into a file.
@@ -266,37 +255,21 @@ class Trainer:
     def _save(self) -> None:
         """A checkpoint of this step boundary; called on every rank, written by one."""
         failure = None
-        if self.is_main and not has_latest(self.run_folder, self.step):
+        if self.is_main:
             try:
-                self._write_checkpoint()
+                write_checkpoint(
+                    self.run_folder,
+                    self.config,
+                    step=self.step,
+                    learner=self.learner,
+                    watchdog=self.watchdog,
+                    source=self.source,
+                    codec=self.codec,
+                )
             except UserError as error:
                 failure = error
         if self._largest(failure is not None):  # all ranks stop together, none waits for ever
             raise failure or UserError("the first process could not save")
-
-    def _write_checkpoint(self) -> None:
-        if not self.learner.finite():
-            raise UserError(
-                f"the weights are not finite at step {self.step}: not saved; last good checkpoint: "
-                f"{last_good_checkpoint(self.run_folder)}; lower optimizer.lr"
-            )
-        save_checkpoint(
-            self.run_folder,
-            State(
-                step=self.step,
-                images_seen=self.step * self.config.batch_size,
-                skipped_steps=self.watchdog.skipped,
-                skipped_in_a_row=self.watchdog.in_a_row,
-                in_channels=self.latent_shape[0],
-                input_size=self.latent_shape[1:],
-                class_names=self.source.class_names,
-                data=self.source.identity,
-                codec=self.codec.identity,
-            ),
-            self.config,
-            **self.learner.tensors(),
-        )
-        prune_checkpoints(self.run_folder, self.config.checkpoint.keep, up_to=self.step)
 
     def _largest(self, number: int) -> int:
         """The largest number of all ranks, the same on all of them: a signal, or a failure."""

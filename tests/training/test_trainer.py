@@ -13,7 +13,7 @@ import pytest
 import torch
 from helpers import TINY, assert_equal, final_tensors
 
-from sit_vit5.checkpoint import open_checkpoint
+from sit_vit5.checkpoint import open_checkpoint, save_checkpoint
 from sit_vit5.cli import parse_train
 from sit_vit5.codecs import build_codec
 from sit_vit5.config import TrainConfig
@@ -247,20 +247,21 @@ def test_a_run_that_died_before_its_first_checkpoint_starts_again(tmp_path):
     assert trainer(config(tmp_path, "--steps", 1)).run() == 0
 
 
-def test_a_stop_right_after_a_save_does_not_save_again(tmp_path):
+def test_a_stop_right_after_a_save_does_not_save_again(tmp_path, monkeypatch):
     run = trainer(config(tmp_path, "--steps", 4))
-    written, write, after_step = [], run._write_checkpoint, run._after_step
+    written, after_step = [], run._after_step
 
-    def record() -> None:
-        written.append(run.step)
-        write()
+    def record(folder, state, *arguments, **tensors):
+        written.append(state.step)
+        return save_checkpoint(folder, state, *arguments, **tensors)
 
     def stop_after_two() -> None:
         after_step()
         if run.step == 2:
             signal.raise_signal(signal.SIGTERM)
 
-    run._write_checkpoint, run._after_step = record, stop_after_two
+    monkeypatch.setattr("sit_vit5.training.save.save_checkpoint", record)
+    run._after_step = stop_after_two
     assert run.run() == 128 + signal.SIGTERM
     assert written == [0, 2]
 

@@ -1,0 +1,47 @@
+"""Writing a checkpoint of the step that has just ended."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from sit_vit5.checkpoint import State, prune_checkpoints, save_checkpoint
+from sit_vit5.codecs import Codec
+from sit_vit5.config import TrainConfig
+from sit_vit5.data import Source
+from sit_vit5.errors import UserError
+from sit_vit5.run_folder import has_latest, last_good_checkpoint
+from sit_vit5.training.learner import Learner
+from sit_vit5.training.watchdog import Watchdog
+
+
+def write_checkpoint(
+    run: Path,
+    config: TrainConfig,
+    *,
+    step: int,
+    learner: Learner,
+    watchdog: Watchdog,
+    source: Source,
+    codec: Codec,
+) -> None:
+    """Saves and prunes, unless `latest` is this step's already. Refuses weights that broke."""
+    if has_latest(run, step):
+        return
+    if not learner.finite():
+        raise UserError(
+            f"the weights are not finite at step {step}: not saved; last good checkpoint: "
+            f"{last_good_checkpoint(run)}; lower optimizer.lr"
+        )
+    state = State(
+        step=step,
+        images_seen=step * config.batch_size,
+        skipped_steps=watchdog.skipped,
+        skipped_in_a_row=watchdog.in_a_row,
+        in_channels=learner.latent_shape[0],
+        input_size=learner.latent_shape[1:],
+        class_names=source.class_names,
+        data=source.identity,
+        codec=codec.identity,
+    )
+    save_checkpoint(run, state, config, **learner.tensors())
+    prune_checkpoints(run, config.checkpoint.keep, up_to=step)
