@@ -92,16 +92,15 @@ class Checkpoint:
             )
         return f"{name}.safetensors"
 
-    def denoiser(self, weights: str | None = None) -> Denoiser:
-        """The network, with its own initial values or with the weights called `weights`."""
+    def denoiser(self, weights: str) -> Denoiser:
+        """The network with the weights called `weights`."""
         model = Denoiser(
             self.config.backbone,
             in_channels=self.state.in_channels,
             input_size=self.state.input_size,
             num_classes=len(self.state.class_names),
         )
-        if weights is not None:
-            load_weights(model, self.weights(weights), self.folder)
+        load_weights(model, self.weights(weights), self.folder)
         return model
 
 
