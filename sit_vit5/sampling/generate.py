@@ -88,7 +88,7 @@ def _fill(
             pixels = images.pixels.numpy()[: len(group)]
             samples.write(group, pixels, images.evaluations, images.passes)
             made += len(group)
-            bar.set_postfix(evaluations=images.evaluations, passes=images.passes)
+            bar.set_postfix(evaluations=images.evaluations, passes=images.passes, refresh=False)
             bar.update(len(group))
     return made
 
