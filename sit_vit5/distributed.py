@@ -1,4 +1,4 @@
-"""Which process does what: the launcher's rank, the cut of a batch, the share of a range."""
+"""Which process does what: the launcher's rank, the cut of a batch, joining the others."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
-from sit_vit5.errors import UserError
+from sit_vit5.errors import UserError, nearest_multiples
 
 if TYPE_CHECKING:
     import torch
@@ -31,11 +31,9 @@ class BatchPlan:
     def __post_init__(self) -> None:
         parts = self.processes * self.accumulation
         if self.batch_size < 1 or self.batch_size % parts:
-            below = self.batch_size // parts * parts
-            legal = f"{below} or {below + parts}" if below else f"{parts}"
             raise UserError(
                 f"batch_size {self.batch_size} is not divisible by {self.processes} processes x "
-                f"{self.accumulation} accumulation steps; use {legal}"
+                f"{self.accumulation} accumulation steps; use {nearest_multiples(self.batch_size, parts)}"
             )
 
     @property

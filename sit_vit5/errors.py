@@ -25,3 +25,9 @@ def choose(kind: str, name: str, options: dict) -> object:
     if name not in options:
         raise UserError(f"unknown {kind} {name!r}; nearest: {nearest(name, options)}")
     return options[name]
+
+
+def nearest_multiples(number: int, divisor: int) -> str:
+    """The multiples on both sides of `number`, as text: "96 or 104"; only positive ones."""
+    below = number // divisor * divisor
+    return f"{below} or {below + divisor}" if below > 0 else f"{divisor}"

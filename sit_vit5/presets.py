@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from sit_vit5.errors import UserError, nearest
+from sit_vit5.errors import UserError, nearest, nearest_multiples
 
 
 @dataclass(frozen=True)
@@ -62,11 +62,9 @@ class Backbone:
         p = self.patch_size
         for side in size:
             if side < p or side % p:
-                below = side // p * p
-                legal = f"{below} or {below + p}" if below else f"{p}"
                 raise UserError(
                     f"size {tuple(size)} is not divisible by patch {p}; "
-                    f"use {legal} instead of {side}"
+                    f"use {nearest_multiples(side, p)} instead of {side}"
                 )
         return size[0] // p, size[1] // p
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Protocol
@@ -11,6 +10,7 @@ import numpy as np
 import torch
 
 from sit_vit5.errors import UserError, choose
+from sit_vit5.files import file_hash
 from sit_vit5.metrics.statistics import Statistics
 from sit_vit5.precision import set_tf32
 from sit_vit5.progress import progress_bar
@@ -70,8 +70,7 @@ class Inception:
                 f"{str(error).splitlines()[0] if str(error) else type(error).__name__}"
             ) from None
         self.network = network.to(self.device).eval()
-        digest = hashlib.sha256(self.path.read_bytes()).hexdigest()
-        self.identity = {"features": "inception", "weights_sha256": digest}
+        self.identity = {"features": "inception", "weights_sha256": file_hash(self.path)}
 
     @torch.inference_mode()
     def __call__(self, images: np.ndarray) -> np.ndarray:
@@ -115,7 +114,7 @@ def extract_statistics(
         for images in batches:
             features = extractor(images)
             if not np.isfinite(features).all():
-                raise UserError(f"{title}: features are not finite; check its weights")
+                raise UserError(f"{title}: non-finite features; check the extractor")
             part = Statistics.of(features)
             statistics = part if statistics is None else statistics.merge(part)
             bar.update(len(images))

@@ -9,7 +9,7 @@ from sit_vit5.cli import differences, dump_config
 from sit_vit5.codecs import Codec
 from sit_vit5.config import TrainConfig
 from sit_vit5.data import Source
-from sit_vit5.errors import UserError
+from sit_vit5.errors import UserError, nearest_multiples
 from sit_vit5.files import write_text
 from sit_vit5.run_folder import CONFIG_FILE, checkpoint_steps, latest_name, run_of, step_name
 
@@ -79,11 +79,9 @@ def check_image_size(size: int, factor: int, patch_size: int) -> None:
     """Refuses a size whose latents do not split into patches; names the nearest that do."""
     multiple = factor * patch_size
     if size % multiple:
-        below = size // multiple * multiple
-        legal = f"{below} or {below + multiple}" if below else f"{multiple}"
         raise UserError(
             f"data.image_size {size} is not divisible by {multiple} (codec factor {factor} x patch "
-            f"{patch_size}); use {legal}"
+            f"{patch_size}); use {nearest_multiples(size, multiple)}"
         )
 
 

@@ -44,6 +44,11 @@ def difference(ours: Tensor, official: Tensor) -> float:
     return (ours.double() - official.double()).abs().max().item()
 
 
+def official_weights(tensors: Tensors) -> Tensors:
+    """The fixture's parameters under their official names."""
+    return {k.removeprefix("param."): t for k, t in tensors.items() if k.startswith("param.")}
+
+
 def official_sit(facts: dict, tensors: Tensors) -> tuple[Denoiser, Tensors]:
     """Our denoiser of recipe SiT or DiT with the fixture's weights, and the official weights.
 
@@ -66,7 +71,7 @@ def official_sit(facts: dict, tensors: Tensors) -> tuple[Denoiser, Tensors]:
         num_classes=sizes["num_classes"],
         out_channels=sizes["in_channels"] * (2 if both else 1),
     )
-    official = {k.removeprefix("param."): t for k, t in tensors.items() if k.startswith("param.")}
+    official = official_weights(tensors)
     model.load_state_dict(sit_state_dict(official, model))
     return model.eval(), official
 
@@ -139,7 +144,7 @@ def official_vit5(
         in_channels=sizes["in_chans"],
         num_classes=sizes["num_classes"],
     )
-    official = {k.removeprefix("param."): t for k, t in tensors.items() if k.startswith("param.")}
+    official = official_weights(tensors)
     model.load_state_dict(vit5_state_dict(official, model))
     return model.eval(), official
 
