@@ -33,7 +33,8 @@ class BatchPlan:
         if self.batch_size < 1 or self.batch_size % parts:
             raise UserError(
                 f"batch_size {self.batch_size} is not divisible by {self.processes} processes x "
-                f"{self.accumulation} accumulation steps; use {nearest_multiples(self.batch_size, parts)}"
+                f"{self.accumulation} accumulation steps; "
+                f"use {nearest_multiples(self.batch_size, parts)}"
             )
 
     @property
