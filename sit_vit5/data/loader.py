@@ -105,9 +105,12 @@ class StepLoader(Dataset):
                     if isinstance(batch, UserError):
                         raise batch
                 yield step
-        except RuntimeError as error:  # DataLoader's word for a worker that was killed
+        except (RuntimeError, ConnectionError, EOFError) as error:
+            # A killed worker: DataLoader's own word, or a pipe that broke while it was read.
+            if isinstance(error, RuntimeError) and not str(error).startswith("DataLoader worker"):
+                raise  # a bug keeps its traceback
             raise UserError(
-                f"a loader process died: {str(error).splitlines()[0]}; use fewer --data.workers"
+                f"a loader process died: {' '.join(str(error).split())}; use fewer --data.workers"
             ) from None
         finally:
             del micro_batches  # ends the workers now; a kept traceback would keep them alive

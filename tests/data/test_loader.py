@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 from itertools import islice
 
 import numpy as np
@@ -120,3 +121,20 @@ def test_a_folder_of_only_bad_images_ends(image_folder):
         file.write_bytes(b"")
     with pytest.raises(UserError, match="no image of the data set"):
         StepLoader(ImageFolder(image_folder, 8), BatchPlan(4), seed=0, on_bad_image="skip")[(0, 0)]
+
+
+def test_a_killed_worker_gets_one_line_and_a_bug_keeps_its_traceback():
+    stream = loader(workers=1).steps(0)
+    next(stream)
+    (worker,) = multiprocessing.active_children()
+    worker.kill()
+    with pytest.raises(UserError, match="a loader process died: ") as error:
+        for _ in range(20):  # what was read ahead comes first
+            next(stream)
+    assert "\n" not in str(error.value)
+
+    broken = loader(workers=0)
+    broken.source.load = lambda index, mirror: torch.zeros(2) @ torch.zeros(3)
+    with pytest.raises(RuntimeError, match="size|shape") as error:
+        next(broken.steps(0))
+    assert not isinstance(error.value, UserError)
