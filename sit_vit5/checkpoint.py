@@ -24,8 +24,9 @@ from sit_vit5 import __version__
 from sit_vit5.cli import dump_config, load_config
 from sit_vit5.config import TrainConfig
 from sit_vit5.errors import UserError
-from sit_vit5.files import sync, write_json, write_text
+from sit_vit5.files import new_folder, sync, write_json, write_text
 from sit_vit5.models.denoiser import Denoiser
+from sit_vit5.models.state_dict import load_weights
 from sit_vit5.run_folder import (
     CHECKPOINTS,
     CONFIG_FILE,
@@ -41,7 +42,6 @@ SCHEMA = 1
 MODEL_FILE = "model.safetensors"
 OPTIMIZER_FILE = "optimizer.safetensors"
 _LEFT_BY_A_KILL = re.compile(r"step_\d+\.(partial|replaced|pruned)")
-LABEL_TABLE = "conditioning.labels.weight"
 
 
 @dataclass(frozen=True)
@@ -81,26 +81,28 @@ class Checkpoint:
 
     def weights_file(self, name: str) -> str:
         """File of the weights called `name`."""
-        averages = [f"ema_{decay}" for decay in self.config.ema.decays]
-        if name == "raw":
-            return MODEL_FILE
-        if name == "ema":
-            return f"ema_{max(self.config.ema.decays)}.safetensors"
-        if name not in averages:
+        files = {"raw": MODEL_FILE}
+        files |= {f"ema_{decay}": _average_file(decay) for decay in self.config.ema.decays}
+        full_name = f"ema_{max(self.config.ema.decays)}" if name == "ema" else name
+        # Imported weights may be averaged ones alone.
+        present = [known for known, file in files.items() if (self.folder / file).exists()]
+        if full_name not in present:
             raise UserError(
-                f"weights {name!r} are not in {self.folder}; use raw, ema or {', '.join(averages)}"
+                f"weights {name!r} are not in {self.folder}, which has "
+                f"{', '.join(present) or 'none'}; choose one with --weights"
             )
-        return f"{name}.safetensors"
+        return files[full_name]
 
     def denoiser(self, weights: str) -> Denoiser:
         """The network with the weights called `weights`."""
-        model = Denoiser(
-            self.config.backbone,
-            in_channels=self.state.in_channels,
-            input_size=self.state.input_size,
-            num_classes=len(self.state.class_names),
-        )
-        load_weights(model, self.weights(weights), self.folder)
+        with torch.device("meta"):  # no time for initial values that are replaced at once
+            model = Denoiser(
+                self.config.backbone,
+                in_channels=self.state.in_channels,
+                input_size=self.state.input_size,
+                num_classes=len(self.state.class_names),
+            )
+        load_weights(model, self.weights(weights), self.folder, assign=True)
         return model
 
 
@@ -117,17 +119,12 @@ def save_checkpoint(
     target = run / CHECKPOINTS / step_name(state.step)
     partial, replaced = (target.with_name(target.name + end) for end in (".partial", ".replaced"))
     files = {MODEL_FILE: model, OPTIMIZER_FILE: optimizer}
-    files |= {f"ema_{decay}.safetensors": average for decay, average in averages.items()}
+    files |= {_average_file(decay): average for decay, average in averages.items()}
     try:
         for left in (run / CHECKPOINTS).glob("step_*.*"):
             if _LEFT_BY_A_KILL.fullmatch(left.name):
                 shutil.rmtree(left, ignore_errors=True)
-        partial.mkdir(parents=True)
-        for name, tensors in files.items():
-            save_file({key: t.contiguous() for key, t in tensors.items()}, partial / name)
-            sync(partial / name)
-        write_text(partial / CONFIG_FILE, dump_config(config))
-        write_json(partial / STATE_FILE, asdict(state))
+        _write_folder(partial, state, config, files)
         if target.exists():  # a kill came before the pointer was written: same run, same step
             os.replace(target, replaced)
         os.replace(partial, target)
@@ -144,6 +141,21 @@ def save_checkpoint(
             f"{last}; free disk space, then {go_on}"
         ) from None
     return target
+
+
+def import_checkpoint(
+    target: Path,
+    state: State,
+    config: TrainConfig,
+    *,
+    averages: dict[float, dict[str, Tensor]],
+    model: dict[str, Tensor] | None,
+) -> None:
+    """Writes a checkpoint folder that stands alone: weights from elsewhere, no optimizer."""
+    files = {} if model is None else {MODEL_FILE: model}
+    files |= {_average_file(decay): average for decay, average in averages.items()}
+    with new_folder(target) as partial:
+        _write_folder(partial, state, config, files)
 
 
 def prune_checkpoints(run: Path, keep: int, *, up_to: int) -> None:
@@ -178,43 +190,20 @@ def open_checkpoint(path: str | Path) -> Checkpoint:
     return Checkpoint(folder, load_config(folder / CONFIG_FILE), state)
 
 
-def load_weights(model: Denoiser, weights: dict[str, Tensor], source: Path) -> None:
-    """Loads all weights or says briefly which names or shapes do not fit."""
-    check_tensors(weights, model.state_dict(), source)
-    model.load_state_dict(weights)
+def _average_file(decay: float) -> str:
+    return f"ema_{decay}.safetensors"
 
 
-def check_tensors(found: dict[str, Tensor], expected: dict[str, Tensor], source: Path) -> None:
-    """Refuses tensors of other names or shapes, and names up to five of them."""
-    wrong = sorted(expected.keys() ^ found.keys())
-    wrong += [key for key in expected if key in found and expected[key].shape != found[key].shape]
-    if wrong:
-        raise UserError(f"weights of {source} do not fit the model: {', '.join(wrong[:5])}")
-
-
-def init_weights(
-    model: Denoiser, checkpoint: Checkpoint, class_names: tuple[str, ...]
-) -> tuple[int, list[str]]:
-    """Copies the averaged weights that fit by name and shape: how many, and what was left.
-
-    Left are ours that stay freshly initialised and the checkpoint's that have no place here. The
-    label table is left where the classes are others, whatever its shape: row 3 would mean
-    another class (row D21).
-    """
-    weights, own = checkpoint.weights("ema"), model.state_dict()
-    fitting = {
-        key: tensor
-        for key, tensor in weights.items()
-        if key in own
-        and own[key].shape == tensor.shape
-        and (key != LABEL_TABLE or class_names == checkpoint.state.class_names)
-    }
-    left = [key for key in own if key not in fitting]
-    left += [f"{key} (the checkpoint's)" for key in weights if key not in own]
-    if not fitting:
-        raise UserError(f"no weight of {checkpoint.folder} fits the model; check --model")
-    model.load_state_dict(own | fitting)
-    return len(fitting), left
+def _write_folder(
+    folder: Path, state: State, config: TrainConfig, files: dict[str, dict[str, Tensor]]
+) -> None:
+    """A new folder with everything on the disk; the caller renames it."""
+    folder.mkdir(parents=True)
+    for name, tensors in files.items():
+        save_file({key: t.contiguous() for key, t in tensors.items()}, folder / name)
+        sync(folder / name)
+    write_text(folder / CONFIG_FILE, dump_config(config))
+    write_json(folder / STATE_FILE, asdict(state))
 
 
 def _state(raw: dict) -> State:

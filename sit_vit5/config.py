@@ -125,7 +125,8 @@ class TrainConfig:
     output_dir: str = "runs"
     """Folder that holds the run folder."""
     init_from: str | None = None
-    """Checkpoint whose averaged weights start a new run; what does not fit is listed."""
+    """Checkpoint (its averaged weights) or converted classifier that starts a new run; what is
+    taken, resized and left is listed."""
     steps: int = 400000
     """Optimizer steps in total."""
     batch_size: int = 256
@@ -235,8 +236,30 @@ class MetricsConfig:
         check_values(self)
 
 
+@dataclass(frozen=True)
+class ConvertConfig:
+    """Turn official weights into a folder that the other commands read."""
+
+    source: Positional[str]
+    """File of a released ViT-5 or DeiT-III classifier, or of SiT (.pt, .pth or .safetensors)."""
+    to: str
+    """Folder to write; it must not exist."""
+    step: int = 0
+    """Optimizer steps behind the weights, for the record; 0: unknown."""
+    heads: int | None = None
+    """Attention heads; None: those of the published size with this width and depth."""
+    class_names: str | None = None
+    """File with one class name per line; None: ImageNet's WordNet ids where classes are 1,000."""
+    codec: CodecConfig = CodecConfig()
+
+    def __post_init__(self) -> None:
+        check_values(self)
+
+
 # Smallest legal values; nothing here has a largest.
 _AT_LEAST = {
+    "step": 0,
+    "heads": 1,
     "steps": 1,
     "batch_size": 1,
     "accumulation": 1,

@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 import re
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -56,6 +57,22 @@ def check_output(path: Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     if path.is_dir() or not os.access(path.parent, os.W_OK):
         raise UserError(f"cannot write {path}: it is a folder, or its folder is read-only")
+
+
+@contextmanager
+def new_folder(target: Path) -> Iterator[Path]:
+    """A name to make a folder under; renamed to `target` if the block ends well, else removed."""
+    if target.exists():
+        raise UserError(f"{target} exists; choose another folder or remove it")
+    partial = target.with_name(target.name + ".partial")
+    shutil.rmtree(partial, ignore_errors=True)  # left by a kill
+    try:
+        yield partial
+        os.replace(partial, target)
+        sync(target.parent)
+    except BaseException:
+        shutil.rmtree(partial, ignore_errors=True)
+        raise
 
 
 @contextmanager

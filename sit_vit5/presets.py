@@ -144,6 +144,19 @@ def backbone(name: str) -> Backbone:
     return Backbone(width, depth, heads, patch_size=patch_size, recipe=RECIPES[recipe])
 
 
+def model_name(config: Backbone) -> str | None:
+    """The first name of a backbone, or None if it has none."""
+    return next((name for name in model_names() if backbone(name) == config), None)
+
+
+def backbone_from_dict(plain: dict) -> Backbone:
+    """The backbone of nested plain values, as `dataclasses.asdict` gives them."""
+    try:
+        return Backbone(**plain | {"recipe": Recipe(**plain["recipe"])})
+    except (KeyError, TypeError) as error:
+        raise UserError(f"not a backbone: {error}") from None
+
+
 def check_backbone(config: Backbone) -> None:
     """Refuses shapes that no block can have."""
     recipe = config.recipe

@@ -45,3 +45,9 @@ def assert_equal(first: dict[str, Tensor], second: dict[str, Tensor]) -> None:
     """Equal to the bit, by name."""
     assert first.keys() == second.keys()
     assert [name for name in first if not (first[name] == second[name]).all()] == []
+
+
+def golden_weights(name: str) -> dict[str, Tensor]:
+    """The parameters of a golden fixture under their official names."""
+    tensors = load_file(ROOT / "tests" / "golden" / f"{name}.safetensors")
+    return {k.removeprefix("param."): t for k, t in tensors.items() if k.startswith("param.")}

@@ -66,7 +66,9 @@ def test_a_checkpoint_reads_back_equal_and_needs_nothing_else(tmp_path, config):
 
 def test_unknown_weights_are_refused_with_the_existing_ones(tmp_path, config):
     found = open_checkpoint(save(tmp_path, config, 1))
-    with pytest.raises(UserError, match="use raw, ema or ema_0.99, ema_0.995"):
+    with pytest.raises(
+        UserError, match="which has raw, ema_0.99, ema_0.995; choose one with --weights"
+    ):
         found.weights("ema_0.9")
 
 
@@ -189,7 +191,10 @@ def test_broken_checkpoints_are_refused_in_one_line(tmp_path, config):
         "json": (lambda f: (f / "state.json").write_text("{"), "cannot be read"),
         "list": (lambda f: (f / "state.json").write_text("[]"), "schema None"),
         "cut": (truncate, "ema_0.99.safetensors is missing or truncated"),
-        "gone": (lambda f: (f / "model.safetensors").unlink(), "model.safetensors is missing"),
+        "gone": (
+            lambda f: (f / "model.safetensors").unlink(),
+            "weights 'raw' are not in .* which has ema_0.99, ema_0.995",
+        ),
         "config": (lambda f: (f / "config.yaml").write_text("stepz: 1"), "unknown option stepz"),
     }
     for name, (breakage, message) in cases.items():

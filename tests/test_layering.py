@@ -13,6 +13,7 @@ PACKAGE = Path(__file__).parents[1] / "sit_vit5"
 
 # Top to bottom; a module imports from floors below, and from its own package.
 FLOORS = [
+    {"convert"},
     {"training", "evaluation", "sampling"},
     {"checkpoint"},
     {"data", "codecs", "metrics", "flow", "models"},

@@ -49,6 +49,7 @@ class ViT5Classifier(nn.Module):
         super().__init__()
         width, recipe = backbone.width, backbone.recipe
         self.backbone, self.image_size = backbone, tuple(image_size)
+        self.in_channels = in_channels
         self.patch_embed = PatchEmbed(in_channels, width, backbone.patch_size)
         self.cls_token = nn.Parameter(torch.zeros(width))
         grid = backbone.grid(self.image_size)

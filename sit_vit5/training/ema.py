@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from sit_vit5.checkpoint import check_tensors
+from sit_vit5.models.state_dict import check_tensors
 
 
 class Ema:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import torch
 
-from sit_vit5.checkpoint import Checkpoint, init_weights, load_weights
+from sit_vit5.checkpoint import Checkpoint
 from sit_vit5.config import TrainConfig
 from sit_vit5.errors import UserError
 from sit_vit5.models.denoiser import Denoiser
+from sit_vit5.models.state_dict import load_weights
 from sit_vit5.training.ema import Ema
+from sit_vit5.training.init_from import init_from
 from sit_vit5.training.optimizer import (
     build_optimizer,
     learning_rate,
@@ -63,13 +65,10 @@ class Learner:
         averages = {d: checkpoint.weights(f"ema_{d}") for d in self.config.ema.decays}
         self.ema.load(averages, checkpoint.folder)
 
-    def init_from(self, checkpoint: Checkpoint) -> list[str]:
-        """Takes the averaged weights that fit; lines that say what was taken and what not."""
-        taken, left = init_weights(self.model, checkpoint, self.class_names)
+    def init_from(self, path: str) -> list[str]:
+        """Takes the weights behind a path that fit; lines that say what was taken and what not."""
+        lines = init_from(self.model, path, self.class_names)
         self.ema = Ema(self.model, self.config.ema.decays, warmup=self.config.ema.warmup)
-        lines = [f"initial weights: {taken} tensors from {checkpoint.folder}"]
-        if left:
-            lines.append(f"not taken: {', '.join(left)}")
         return lines
 
     def update(self, step: int) -> None:

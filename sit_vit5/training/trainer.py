@@ -12,7 +12,7 @@ import torch
 from accelerate import Accelerator
 from accelerate.utils import gather_object
 
-from sit_vit5.checkpoint import Checkpoint, open_checkpoint
+from sit_vit5.checkpoint import Checkpoint
 from sit_vit5.cli import differences
 from sit_vit5.codecs import Codec
 from sit_vit5.config import TrainConfig
@@ -113,7 +113,7 @@ class Trainer:
             self.watchdog.skipped = resume.state.skipped_steps
             self.watchdog.in_a_row = resume.state.skipped_in_a_row
         elif config.init_from:
-            self.notes = self.learner.init_from(open_checkpoint(config.init_from))
+            self.notes = self.learner.init_from(config.init_from)
         # Only the network is wrapped: the optimizer and the data order are our own.
         self.wrapped = self.accelerator.prepare_model(self.learner.model)
         self.objective = Objective(

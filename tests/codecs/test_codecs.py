@@ -12,25 +12,6 @@ from sit_vit5.codecs import build_codec
 from sit_vit5.errors import UserError
 
 
-@pytest.fixture(scope="session")
-def tiny_vae(tmp_path_factory) -> Path:
-    """An AutoencoderKL of random weights, 4 latent channels, factor 2, saved by diffusers."""
-    from diffusers import AutoencoderKL
-
-    torch.manual_seed(0)
-    vae = AutoencoderKL(
-        block_out_channels=(8, 8),
-        down_block_types=("DownEncoderBlock2D",) * 2,
-        up_block_types=("UpDecoderBlock2D",) * 2,
-        layers_per_block=1,
-        norm_num_groups=4,
-        latent_channels=4,
-    )
-    folder = tmp_path_factory.mktemp("vae")
-    vae.save_pretrained(folder)
-    return folder
-
-
 def test_identity_gives_pixels_back():
     codec, images = build_codec("identity"), torch.randn(2, 3, 4, 6)
     assert (codec.decode(codec.encode(images)) == images).all()

@@ -325,7 +325,7 @@ def test_init_from_starts_a_new_run_with_the_averaged_weights(tmp_path, capsys):
     )  # fmt: skip
     trainer(other).run()
     said = capsys.readouterr().out
-    assert "not taken: registers" in said
+    assert "freshly initialised: registers" in said
     wrong = config(tmp_path, "--init-from", tmp_path / "old", "--backbone.width", 32, name="w")
     with pytest.raises(UserError, match="no weight"):
         trainer(replace(wrong, backbone=replace(wrong.backbone, patch_size=4, depth=1)))
@@ -341,7 +341,7 @@ def test_init_from_other_classes_of_the_same_number_leaves_the_label_table(
         (tmp_path / "plants" / old).rename(tmp_path / "plants" / new)
     options = ("--data.path", tmp_path / "plants", "--init-from", tmp_path / "pets")
     trainer(config(tmp_path, *data, *options, name="plants-run")).run()
-    assert "not taken: conditioning.labels.weight" in capsys.readouterr().out
+    assert "freshly initialised: conditioning.labels.weight" in capsys.readouterr().out
 
 
 def test_resume_refuses_a_checkpoint_outside_a_run_and_another_codec(tmp_path):

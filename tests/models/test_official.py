@@ -1,0 +1,127 @@
+"""Official files: recognised, built, and refused with the reason."""
+
+from __future__ import annotations
+
+import argparse
+import pickle
+from pathlib import Path
+
+import pytest
+import torch
+from helpers import golden_weights
+from safetensors.torch import load_file, save_file
+
+from sit_vit5.errors import UserError
+from sit_vit5.models.classifier_folder import load_classifier, save_classifier
+from sit_vit5.models.official import official_classifier, official_denoiser, read_official
+from sit_vit5.presets import RECIPES
+
+GOLDEN = Path(__file__).parents[1] / "golden"
+
+
+def write(path: Path, content: object) -> Path:
+    torch.save(content, path)
+    return path
+
+
+@pytest.mark.parametrize("name, heads", [("sit_model_nosigma", 4), ("sit_model_smallact", 2)])
+def test_a_sit_is_built_from_its_shapes(name, heads):
+    tensors = load_file(GOLDEN / f"{name}.safetensors")
+    model = official_denoiser(golden_weights(name), Path(name), heads=heads)
+    assert (model.input_size, model.num_classes) == ((8, 8), 10)
+    output = model(tensors["input.x"], tensors["input.t"], tensors["input.y"])
+    torch.testing.assert_close(output, tensors["output.forward"], atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize("name", ["vit5_classifier", "vit5_classifier_options"])
+def test_a_vit5_classifier_is_built_from_its_shapes_and_frequencies(name):
+    tensors = load_file(GOLDEN / f"{name}.safetensors")
+    model = official_classifier(golden_weights(name), Path(name))
+    if name == "vit5_classifier_options":  # no position table tells the size
+        assert model.backbone.recipe.register_theta == 1000
+        assert model.backbone.recipe.layer_scale == "none" and model.backbone.recipe.qkv_bias
+    else:
+        assert model.backbone.recipe == RECIPES["ViT5"]
+        assert model.image_size == (32, 32)
+    logits = model(tensors["input.images"])
+    torch.testing.assert_close(logits, tensors["output.logits"], atol=1e-4, rtol=0)
+
+
+def test_files_without_rotary_buffers_are_vit5_all_the_same():
+    weights = {k: t for k, t in golden_weights("vit5_classifier").items() if "freqs" not in k}
+    assert official_classifier(weights, Path("x")).backbone.recipe == RECIPES["ViT5"]
+
+
+def test_a_deit3_classifier_is_recognised():
+    tensors = load_file(GOLDEN / "deit3_ls_classifier.safetensors")
+    model = official_classifier(golden_weights("deit3_ls_classifier"), Path("x"), heads=4)
+    assert model.backbone.recipe == RECIPES["DeiT3"]
+    logits = model(tensors["input.images"])
+    torch.testing.assert_close(logits, tensors["output.logits"], atol=1e-4, rtol=0)
+
+
+def test_training_checkpoints_give_averaged_and_raw_weights(tmp_path):
+    weights = {"x_embedder.proj.weight": torch.ones(2)}
+    raw = {f"module.{key}": tensor * 2 for key, tensor in weights.items()}
+    content = {"model": raw, "ema": weights, "opt": {}, "args": argparse.Namespace(lr=1e-4)}
+    found = read_official(write(tmp_path / "step.pt", content))
+    assert found.weights["x_embedder.proj.weight"][0] == 1
+    assert found.raw["x_embedder.proj.weight"][0] == 2
+    bare = read_official(write(tmp_path / "bare.pt", weights))
+    assert bare.raw is None and bare.is_denoiser and not bare.is_classifier
+    timm = read_official(write(tmp_path / "t.pth", {"state_dict": raw, "epoch": 3}))
+    assert timm.raw is None and timm.weights["x_embedder.proj.weight"][0] == 2
+
+
+class Harmful:
+    def __reduce__(self):
+        return Path.touch, (Path("executed"),)
+
+
+def test_pickles_are_refused_unexecuted_and_other_files_named(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UserError, match="more than plain tensors and was not executed"):
+        read_official(write(tmp_path / "bad.pt", {"model": {"a": Harmful()}}))
+    (tmp_path / "old.pth").write_bytes(pickle.dumps({"a": Harmful()}))
+    with pytest.raises(UserError, match="was not executed"):
+        read_official(tmp_path / "old.pth")
+    assert not (tmp_path / "executed").exists()
+    (tmp_path / "text.pt").write_text("hello")
+    (tmp_path / "empty.pt").write_text("")
+    (tmp_path / "cut.safetensors").write_bytes(b"\0" * 5)
+    for name in ("text.pt", "empty.pt", "cut.safetensors"):
+        with pytest.raises(UserError, match=name):
+            read_official(tmp_path / name)
+    with pytest.raises(UserError, match="is no weights file"):
+        read_official(tmp_path)
+    with pytest.raises(UserError, match="holds more than tensors: epoch"):
+        read_official(write(tmp_path / "odd.pt", {"epoch": 3}))
+
+
+def test_wrong_keys_are_listed_briefly():
+    weights = golden_weights("sit_model_nosigma")
+    weights["extra"] = torch.ones(1)
+    weights["blocks.1.attn.qkv.bias"] = torch.ones(3)
+    for number in range(2):
+        del weights[f"blocks.{number}.mlp.fc2.bias"]
+    with pytest.raises(UserError) as error:
+        official_denoiser(weights, Path("file.pt"), heads=4)
+    message = str(error.value)
+    assert "2 missing (blocks.0.mlp.fc2.bias, blocks.1.mlp.fc2.bias)" in message
+    assert "1 unexpected (extra)" in message
+    assert "1 misshapen (blocks.1.attention.qkv.bias (3,) for (192,))" in message
+    with pytest.raises(UserError, match="no published size has width 64 and depth"):
+        official_denoiser(golden_weights("sit_model_nosigma"), Path("file.pt"))
+
+
+def test_a_classifier_folder_reads_back_equal(tmp_path):
+    model = official_classifier(golden_weights("vit5_classifier"), Path("x"))
+    save_classifier(model, tmp_path / "folder", source={"file": "x"})
+    again, images = load_classifier(tmp_path / "folder"), torch.randn(2, 3, 32, 32)
+    assert torch.equal(again(images), model(images))
+    with pytest.raises(UserError, match="exists; choose another folder"):
+        save_classifier(model, tmp_path / "folder", source={})
+    weights = load_file(tmp_path / "folder" / "model.safetensors")
+    save_file({"cls_token": weights["cls_token"]}, tmp_path / "folder" / "model.safetensors")
+    with pytest.raises(UserError, match="missing"):
+        load_classifier(tmp_path / "folder")

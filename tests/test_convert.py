@@ -1,0 +1,104 @@
+"""Official weights into folders, as a user does it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from helpers import ROOT, golden_weights
+from PIL import Image
+from safetensors.torch import load_file, save_file
+
+from sit_vit5.checkpoint import open_checkpoint
+from sit_vit5.convert import main
+from sit_vit5.errors import UserError
+from sit_vit5.models.classifier_folder import load_classifier
+
+
+@pytest.fixture
+def sit(tmp_path) -> Path:
+    """SiT's golden weights as its trainer saves them: raw, averaged, and more."""
+    weights = golden_weights("sit_model_nosigma")
+    raw = {key: tensor + 1 for key, tensor in weights.items()}
+    torch.save({"model": raw, "ema": weights, "opt": {}}, tmp_path / "sit.pt")
+    return tmp_path / "sit.pt"
+
+
+def test_an_imported_sit_samples_and_evaluates_like_ours(tmp_path, sit, tiny_vae, command):
+    folder = tmp_path / "sit"
+    codec = ("--codec.path", tiny_vae)
+    said = command("-m", "sit_vit5.convert", sit, "--to", folder, "--heads", 4, *codec)
+    assert said.stdout.splitlines()[-1] == str(folder)
+    picture = tmp_path / "grid.png"
+    command(
+        "sample/grid.py", "--checkpoint", folder, "--columns", 2, "--steps", 2, "--out", picture
+    )
+    assert Image.open(picture).width > 32
+    options = ("--num-samples", 4, "--steps", 1, "--guidance-scale", 1.5)
+    command("sample/generate.py", "--checkpoint", folder, "--out", tmp_path / "s", *options)
+    samples = np.load(tmp_path / "s" / "samples.npz")["arr_0"]
+    assert samples.shape == (4, 16, 16, 3)
+    arguments = ("--features", "pixels", "--reference", tmp_path / "s" / "samples.npz")
+    said = command("evaluate/metrics.py", tmp_path / "s" / "samples.npz", *arguments)
+    assert "frechet" in said.stdout.lower()
+
+
+def test_the_imported_network_is_the_official_one(tmp_path, sit, tiny_vae):
+    main([str(sit), "--to", str(tmp_path / "a"), "--heads=4", f"--codec.path={tiny_vae}"])
+    golden = load_file(ROOT / "tests" / "golden" / "sit_model_nosigma.safetensors")
+    checkpoint = open_checkpoint(tmp_path / "a")
+    inputs = [golden[f"input.{name}"] for name in "xty"]
+    ours = checkpoint.denoiser("ema").eval()(*inputs)
+    torch.testing.assert_close(ours, golden["output.forward"], atol=1e-4, rtol=0)
+    assert (checkpoint.denoiser("raw")(*inputs) - ours).abs().max() > 0.1
+    assert checkpoint.state.class_names == tuple("0123456789")
+    assert checkpoint.state.data["file"] == "sit.pt" and len(checkpoint.state.data["sha256"]) == 64
+
+
+def test_bare_weights_have_no_raw_ones_and_imagenet_names_if_there_are_1000_classes(
+    tmp_path, tiny_vae
+):
+    weights = golden_weights("sit_model_nosigma")
+    weights["y_embedder.embedding_table.weight"] = torch.randn(1001, 64)
+    save_file(weights, tmp_path / "sit.safetensors")
+    to = tmp_path / "sit"
+    source = str(tmp_path / "sit.safetensors")
+    main([source, "--to", str(to), "--heads=4", f"--codec.path={tiny_vae}", "--step=7000000"])
+    checkpoint = open_checkpoint(to)
+    assert checkpoint.state.class_names[207] == "n02099601"  # golden retriever
+    assert checkpoint.state.step == 7_000_000
+    with pytest.raises(UserError, match=r"weights 'raw' are not in .* which has ema_0.9999"):
+        checkpoint.denoiser("raw")
+
+
+def test_a_classifier_becomes_a_folder(tmp_path, capsys):
+    torch.save({"model": golden_weights("vit5_classifier")}, tmp_path / "vit5.pth")
+    main([str(tmp_path / "vit5.pth"), "--to", str(tmp_path / "vit5")])
+    assert capsys.readouterr().out.splitlines()[-1] == str(tmp_path / "vit5")
+    golden = load_file(ROOT / "tests" / "golden" / "vit5_classifier.safetensors")
+    logits = load_classifier(tmp_path / "vit5")(golden["input.images"])
+    torch.testing.assert_close(logits, golden["output.logits"], atol=1e-4, rtol=0)
+
+
+def test_what_cannot_be_converted_is_refused_and_leaves_nothing(tmp_path, sit, tiny_vae):
+    names = tmp_path / "names.txt"
+    names.write_text("cat\ndog\n")
+    torch.save({"a.weight": torch.ones(1)}, tmp_path / "other.pt")
+    to, heads = ["--to", str(tmp_path / "out")], "--heads=4"
+    codec = f"--codec.path={tiny_vae}"
+    cases = [
+        ([str(tmp_path / "other.pt"), *to], "its keys start with a.weight"),
+        ([str(tmp_path / "nothing.pt"), *to], "is no weights file"),
+        ([str(sit), *to, codec], "no published size has width 64 and depth 3; give --heads"),
+        ([str(sit), *to, codec, "--heads=5"], "not divisible by backbone.heads 5"),
+        ([str(sit), *to, heads, "--codec.path=/nothing"], "cannot load the autoencoder"),
+        ([str(sit), *to, heads, codec, f"--class-names={names}"], "2 names, the weights 10"),
+        ([str(sit), "--to", str(tmp_path)], "exists; choose another folder"),
+    ]
+    for argv, message in cases:
+        with pytest.raises(UserError, match=message):
+            main(argv)
+    assert not (tmp_path / "out").exists()
+    assert not list(tmp_path.glob("*.partial"))
