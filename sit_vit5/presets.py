@@ -1,41 +1,15 @@
 """Backbones by name: a recipe (what a block is made of), a size and a patch. Imports no torch.
 
-A new recipe or size is one line in `RECIPES` or `SIZES`. `ViT5-XL/2` is recipe, size, patch;
-`ViT5-no_rope-XL/2` is one of the ablations.
+A new size is one line in `SIZES`, a new recipe one in `recipes.RECIPES`. `ViT5-XL/2` is recipe,
+size, patch; `ViT5-no_rope-XL/2` is one of the ablations.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import Literal
+from dataclasses import dataclass
 
 from sit_vit5.errors import UserError, nearest, nearest_multiples
-
-
-@dataclass(frozen=True)
-class Recipe:
-    """What a block is made of. The defaults are ViT-5's (Wang et al., 2026)."""
-
-    norm: Literal["rms", "layer"] = "rms"
-    """Token norm, without affine parameters because adaLN supplies them."""
-    mlp: Literal["gelu", "gelu_tanh", "swiglu"] = "gelu"
-    """MLP: exact erf GELU, its tanh approximation of DiT and SiT, or gated SwiGLU."""
-    layer_scale: Literal["none", "product", "sum"] = "sum"
-    """How LayerScale's gamma meets the adaLN gate: no gamma, gamma * gate, or gamma + gate."""
-    layer_scale_init: float = 1e-4
-    """Initial value of gamma (unit: 1; unused with layer_scale none)."""
-    qk_norm: bool = True
-    """RMS norm of queries and keys per head, with a weight, before the rotation."""
-    qkv_bias: bool = False
-    """Bias of the query, key and value projection."""
-    position: Literal["learned", "sincos", "none"] = "learned"
-    """Absolute position of the patches; learned starts from the sin-cos table."""
-    rope_theta: float | None = 10000.0
-    """Base of the 2D rotary frequencies of the patches; None: not rotated."""
-    registers: int = 4
-    """Number of register tokens after the patches."""
-    register_theta: float | None = 100.0
-    """Base of the rotary frequencies of the registers' own square grid; None: not rotated."""
+from sit_vit5.recipes import RECIPES, Recipe
 
 
 @dataclass(frozen=True)
@@ -68,52 +42,6 @@ class Backbone:
                 )
         return size[0] // p, size[1] // p
 
-
-VIT5 = Recipe()
-
-# The block of DiT (Peebles and Xie, 2023), which plain SiT (Ma et al., 2024) took over.
-PLAIN = Recipe(
-    norm="layer",
-    mlp="gelu_tanh",
-    layer_scale="none",
-    qk_norm=False,
-    qkv_bias=True,
-    position="sincos",
-    rope_theta=None,
-    registers=0,
-    register_theta=None,
-)
-
-# ViT-5 without one of its components (the paper's leave-one-out table), and its over-gating pair.
-ABLATIONS: dict[str, Recipe] = {
-    "no_layer_scale": replace(VIT5, layer_scale="none"),
-    "no_rms_norm": replace(VIT5, norm="layer"),
-    "no_ape": replace(VIT5, position="none"),
-    "no_rope": replace(VIT5, rope_theta=None),
-    "no_registers": replace(VIT5, registers=0, register_theta=None),
-    "no_register_rope": replace(VIT5, register_theta=None),
-    "no_qk_norm": replace(VIT5, qk_norm=False),
-    "qkv_bias": replace(VIT5, qkv_bias=True),
-    "swiglu": replace(VIT5, mlp="swiglu"),
-    "swiglu_no_layer_scale": replace(VIT5, mlp="swiglu", layer_scale="none"),
-}
-
-RECIPES: dict[str, Recipe] = {
-    "ViT5": VIT5,
-    "SiT": PLAIN,
-    "DiT": PLAIN,
-    # DeiT-III (Touvron et al., 2022): ViT with LayerScale.
-    "DeiT3": Recipe(
-        norm="layer",
-        layer_scale="sum",
-        qk_norm=False,
-        qkv_bias=True,
-        rope_theta=None,
-        registers=0,
-        register_theta=None,
-    ),
-    **{f"ViT5-{name}": recipe for name, recipe in ABLATIONS.items()},
-}
 
 # name: (width, depth, heads); S to XL after DiT, SiT and ViT-5, the others for demos and tests.
 SIZES: dict[str, tuple[int, int, int]] = {
@@ -167,6 +95,10 @@ def check_backbone(config: Backbone) -> None:
         raise UserError(f"backbone.mlp_ratio {config.mlp_ratio} must give the MLP a channel")
     if recipe.registers < 0:
         raise UserError(f"backbone.recipe.registers {recipe.registers} must not be negative")
+    if recipe.rope_extent is not None and not 0 < recipe.rope_extent < float("inf"):
+        raise UserError(
+            f"backbone.recipe.rope_extent {recipe.rope_extent} must be above 0, or None"
+        )
     for field in ("rope_theta", "register_theta"):
         theta = getattr(recipe, field)
         if theta is not None and not 1 <= theta < float("inf"):

@@ -8,14 +8,14 @@ from typing import get_args, get_type_hints
 
 import pytest
 
-from sit_vit5 import presets
+from sit_vit5 import presets, recipes
 from sit_vit5.cli import dump_config, load_config, parse, parse_train
 from sit_vit5.config import GridConfig, MetricsConfig, ObjectiveConfig, TrainConfig
 from sit_vit5.errors import UserError
 from sit_vit5.flow.interpolants import INTERPOLANTS
 from sit_vit5.flow.times import TIMES
 from sit_vit5.models.layers import MLPS, TOKEN_NORMS
-from sit_vit5.presets import Recipe
+from sit_vit5.recipes import Recipe
 
 
 def yaml_file(folder: Path, text: str) -> str:
@@ -192,9 +192,9 @@ def test_every_ablation_differs_from_vit5_in_what_its_name_says():
         name: {
             field.name
             for field in fields(Recipe)
-            if getattr(recipe, field.name) != getattr(presets.VIT5, field.name)
+            if getattr(recipe, field.name) != getattr(recipes.VIT5, field.name)
         }
-        for name, recipe in presets.ABLATIONS.items()
+        for name, recipe in recipes.ABLATIONS.items()
     }
     assert changes == {
         "no_layer_scale": {"layer_scale"},
@@ -208,7 +208,7 @@ def test_every_ablation_differs_from_vit5_in_what_its_name_says():
         "swiglu": {"mlp"},
         "swiglu_no_layer_scale": {"mlp", "layer_scale"},
     }
-    assert presets.backbone("ViT5-no_rope-B/4").recipe == presets.ABLATIONS["no_rope"]
+    assert presets.backbone("ViT5-no_rope-B/4").recipe == recipes.ABLATIONS["no_rope"]
 
 
 def test_model_names_cover_recipes_sizes_and_patches():

@@ -21,6 +21,7 @@ FLOORS = [
     {
         "config",
         "presets",
+        "recipes",
         "rng",
         "distributed",
         "run_folder",
@@ -30,7 +31,17 @@ FLOORS = [
         "progress",
     },
 ]
-LIGHT = ("config", "presets", "cli", "run_folder", "distributed", "errors", "files", "rng")
+LIGHT = (
+    "config",
+    "presets",
+    "recipes",
+    "cli",
+    "run_folder",
+    "distributed",
+    "errors",
+    "files",
+    "rng",
+)
 
 
 def floor(name: str) -> int:

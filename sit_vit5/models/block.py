@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import warnings
-from functools import cache
+from functools import cache, partial
 
 import torch
 from torch import Tensor, nn
 
 from sit_vit5.models.conditioning import Modulation, modulate
 from sit_vit5.models.layers import MLPS, TOKEN_NORMS, Attention
-from sit_vit5.presets import Recipe
+from sit_vit5.recipes import Recipe
 
 
 @cache
@@ -37,17 +37,17 @@ class Gate(nn.Module):
         if self.meets != "none":
             self.gamma = nn.Parameter(torch.full((width,), recipe.layer_scale_init))
 
-    def forward(self, gate: Tensor | None) -> Tensor | float:
-        """gate: (B, 1, D), fp32, or None in an unconditional block."""
+    def forward(self, gate: Tensor | None) -> Tensor | None:
+        """gate: (B, 1, D), fp32, or None in an unconditional block; None: nothing to multiply."""
         if self.meets == "none":
-            return 1.0 if gate is None else gate
+            return gate
         if gate is None:
             return self.gamma
         return self.gamma + gate if self.meets == "sum" else self.gamma * gate
 
 
 class Block(nn.Module):
-    """x + gate * attention(modulate(norm(x))), then the same with the MLP.
+    """x + gate * post_norm(attention(modulate(norm(x)))), then the same with the MLP.
 
     conditional: adaLN modulates and gates. Otherwise, as in ViT-5's classifier, the norms have
     affine parameters and LayerScale is the gate. drop_path: probability per sample and branch, in
@@ -65,28 +65,35 @@ class Block(nn.Module):
         drop_path: float = 0.0,
     ):
         super().__init__()
-        if recipe.mlp == "swiglu" and recipe.layer_scale != "none":
+        if recipe.gated_mlp and recipe.layer_scale != "none":
             warn_over_gating()
-        norm = TOKEN_NORMS[recipe.norm]
+        norm = partial(TOKEN_NORMS[recipe.norm], width, affine=not conditional)
         self.modulation = Modulation(width, 6) if conditional else None
-        self.norm1 = norm(width, affine=not conditional)
-        self.attention = Attention(width, heads, qk_norm=recipe.qk_norm, qkv_bias=recipe.qkv_bias)
+        self.norm1 = norm()
+        self.attention = Attention(width, heads, recipe)
+        self.post_norm1 = norm() if recipe.post_norm else nn.Identity()
         self.gate1 = Gate(width, recipe)
-        self.norm2 = norm(width, affine=not conditional)
-        self.mlp = MLPS[recipe.mlp](width, int(width * mlp_ratio))
+        self.norm2 = norm()
+        self.mlp = MLPS[recipe.mlp](width, int(width * mlp_ratio), bias=recipe.mlp_bias)
+        self.post_norm2 = norm() if recipe.post_norm else nn.Identity()
         self.gate2 = Gate(width, recipe)
         self.drop_path = drop_path
 
     def forward(self, x: Tensor, c: Tensor | None, rope: Tensor | None) -> Tensor:
-        """x: (B, N, D); c: conditioning (B, D), None if unconditional; rope: (2, N, D/K/2)."""
-        if self.modulation is None:
-            x = x + self._drop(self.gate1(None) * self.attention(self.norm1(x), rope))
-            return x + self._drop(self.gate2(None) * self.mlp(self.norm2(x)))
-        shift1, scale1, gate1, shift2, scale2, gate2 = self.modulation(c)
+        """x: (B, N, D), fp32; c: conditioning (B, D), None if unconditional; rope: (N, D/K/2, 2)"""
+        shift1, scale1, gate1, shift2, scale2, gate2 = self._modulation(c)
         attended = self.attention(modulate(self.norm1(x), shift1, scale1), rope)
-        x = x + self._drop(self.gate1(gate1) * attended)
+        x = self._add(x, self.gate1(gate1), self.post_norm1(attended))
         mixed = self.mlp(modulate(self.norm2(x), shift2, scale2))
-        return x + self._drop(self.gate2(gate2) * mixed)
+        return self._add(x, self.gate2(gate2), self.post_norm2(mixed))
+
+    def _modulation(self, c: Tensor | None) -> tuple[Tensor | None, ...]:
+        return (None,) * 6 if self.modulation is None else self.modulation(c)
+
+    def _add(self, x: Tensor, gate: Tensor | None, branch: Tensor) -> Tensor:
+        branch = self._drop(branch)
+        # One pass over the tokens; fp32 because x and the gate are.
+        return x + branch if gate is None else torch.addcmul(x, gate, branch)
 
     def _drop(self, branch: Tensor) -> Tensor:
         """Stochastic depth (Huang et al., 2016): kept branches are scaled to keep the mean."""

@@ -85,7 +85,7 @@ class ViT5Classifier(nn.Module):
     def forward_blocks(self, images: Tensor) -> list[Tensor]:
         """All tokens before the first block and after each, (B, 1 + N + R, D)."""
         grid = self.backbone.grid(images.shape[-2:])
-        patches = self.patch_embed(images)  # (B, N, D)
+        patches = self.patch_embed(images).float()  # (B, N, D); what the blocks add to stays fp32
         if self.positions is not None:
             patches = patches + self._positions_on(grid)
         cls = self.cls_token.expand(len(images), 1, -1)

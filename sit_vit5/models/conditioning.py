@@ -56,6 +56,6 @@ class Modulation(nn.Module):
             return self.linear(c)[:, None].chunk(self.count, dim=-1)
 
 
-def modulate(x: Tensor, shift: Tensor, scale: Tensor) -> Tensor:
-    """x * (1 + scale) + shift. x: (B, N, D); shift, scale: (B, 1, D)."""
-    return x * (1 + scale) + shift
+def modulate(x: Tensor, shift: Tensor | None, scale: Tensor | None) -> Tensor:
+    """x * (1 + scale) + shift in one pass, or x. x: (B, N, D); shift, scale: (B, 1, D) or None."""
+    return x if scale is None else torch.addcmul(shift, x, 1 + scale)

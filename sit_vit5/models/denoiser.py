@@ -74,11 +74,11 @@ class Denoiser(nn.Module):
         """
         grid = self.backbone.grid(x_t.shape[-2:])
         patches = grid[0] * grid[1]
-        x = self.patch_embed(x_t)  # (B, N, D)
+        x = self.patch_embed(x_t).float()  # (B, N, D); what the blocks add to stays fp32
         if self.positions is not None:
             x = x + self._positions_on(grid)
         if self.backbone.recipe.registers:
-            x = torch.cat([x, self.registers.to(x.dtype).expand(len(x), -1, -1)], dim=1)
+            x = torch.cat([x, self.registers.expand(len(x), -1, -1)], dim=1)
         c = self.conditioning(t, labels)  # (B, D)
         rope = self.rope(grid, x.device)
         for block in self.blocks:

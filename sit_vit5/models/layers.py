@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 
 import torch
@@ -10,15 +11,23 @@ from einops import rearrange
 from torch import Tensor, nn
 
 from sit_vit5.models.rope import rotate
+from sit_vit5.recipes import Recipe
 
 EPS = 1e-6
+
+
+def over_rms(x: Tensor) -> Tensor:
+    """x / rms(x) over the last axis, in fp32."""
+    # fp32: squares of bf16 activations lose the small channels in a sum over the width.
+    norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=torch.float32)
+    return x * torch.rsqrt(norm.square() / x.shape[-1] + EPS)
 
 
 class RMSNorm(nn.Module):
     """x / rms(x) over the last axis, times a weight if `affine`. ViT-5's norm.
 
-    The mean square is taken in fp32 and the quotient cast back before the weight, as the official
-    code does; with bf16 input and an fp32 weight the result is fp32.
+    The quotient is cast back before the weight, as the official code does; with bf16 input and an
+    fp32 weight the result is fp32.
     """
 
     def __init__(self, width: int, *, affine: bool):
@@ -26,9 +35,7 @@ class RMSNorm(nn.Module):
         self.weight = nn.Parameter(torch.ones(width)) if affine else None
 
     def forward(self, x: Tensor) -> Tensor:
-        # fp32: squares of bf16 activations lose the small channels in a sum over the width.
-        x32 = x.float()
-        normed = (x32 * torch.rsqrt(x32.square().mean(-1, keepdim=True) + EPS)).to(x.dtype)
+        normed = over_rms(x).to(x.dtype)
         return normed if self.weight is None else normed * self.weight
 
 
@@ -52,58 +59,112 @@ TOKEN_NORMS = {"rms": RMSNorm, "layer": LayerNorm}
 class MLP(nn.Module):
     """Linear, activation, linear."""
 
-    def __init__(self, width: int, hidden: int, *, approximate: str):
+    def __init__(self, width: int, hidden: int, *, bias: bool, approximate: str):
         super().__init__()
-        self.fc1 = nn.Linear(width, hidden)
+        self.fc1 = nn.Linear(width, hidden, bias=bias)
         self.activation = nn.GELU(approximate=approximate)
-        self.fc2 = nn.Linear(hidden, width)
+        self.fc2 = nn.Linear(hidden, width, bias=bias)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.fc2(self.activation(self.fc1(x)))
 
 
-class SwiGLU(nn.Module):
-    """fc2(SiLU(gate) * value) (Shazeer, 2020) with as many weights as the MLP of `hidden`."""
+class GatedMLP(nn.Module):
+    """fc2(filter(gate, value)) (Shazeer, 2020) with as many weights as the MLP of `hidden`."""
 
-    def __init__(self, width: int, hidden: int):
+    def __init__(
+        self, width: int, hidden: int, *, bias: bool, gated: Callable[[Tensor, Tensor], Tensor]
+    ):
         super().__init__()
         narrow = max(round(hidden * 2 / 3 / 8), 1) * 8  # three matrices for two; whole vectors
-        self.fc1 = nn.Linear(width, 2 * narrow)
-        self.fc2 = nn.Linear(narrow, width)
+        self.fc1 = nn.Linear(width, 2 * narrow, bias=bias)
+        self.fc2 = nn.Linear(narrow, width, bias=bias)
+        self.gated = gated
 
     def forward(self, x: Tensor) -> Tensor:
-        gate, value = self.fc1(x).chunk(2, dim=-1)
-        return self.fc2(F.silu(gate) * value)
+        return self.fc2(self.gated(*self.fc1(x).chunk(2, dim=-1)))
 
 
-# (width, hidden) -> module
+def swiglu(gate: Tensor, value: Tensor) -> Tensor:
+    """SiLU(gate) * value (Shazeer, 2020)."""
+    return F.silu(gate) * value
+
+
+def geglu(gate: Tensor, value: Tensor) -> Tensor:
+    """GELU(gate) * value with the tanh approximation, as Gemma has it."""
+    return F.gelu(gate, approximate="tanh") * value
+
+
+def clamped_swiglu(gate: Tensor, value: Tensor) -> Tensor:
+    """GPT-oss: clamp(gate, max 7) * sigmoid(1.702 gate) * (clamp(value, 7) + 1)."""
+    gate = gate.clamp(max=7.0)
+    return gate * torch.sigmoid(1.702 * gate) * (value.clamp(-7.0, 7.0) + 1)
+
+
+# (width, hidden, bias=) -> module
 MLPS = {
     "gelu": partial(MLP, approximate="none"),
     "gelu_tanh": partial(MLP, approximate="tanh"),
-    "swiglu": SwiGLU,
+    "swiglu": partial(GatedMLP, gated=swiglu),
+    "geglu": partial(GatedMLP, gated=geglu),
+    "clamped_swiglu": partial(GatedMLP, gated=clamped_swiglu),
 }
 
 
 class Attention(nn.Module):
-    """Bidirectional self-attention; queries and keys are normed per head, then rotated."""
+    """Bidirectional self-attention; queries and keys are normed per head, then rotated.
 
-    def __init__(self, width: int, heads: int, *, qk_norm: bool, qkv_bias: bool):
+    fp32_math: softmax(q k) v written out in fp32, to compare the fused kernels with (row T12).
+    """
+
+    fp32_math = False
+
+    def __init__(self, width: int, heads: int, recipe: Recipe):
         super().__init__()
-        self.heads = heads
-        self.qkv = nn.Linear(width, 3 * width, bias=qkv_bias)
-        self.q_norm = RMSNorm(width // heads, affine=True) if qk_norm else nn.Identity()
-        self.k_norm = RMSNorm(width // heads, affine=True) if qk_norm else nn.Identity()
-        self.proj = nn.Linear(width, width)
+        self.heads, self.key_bias = heads, recipe.key_bias
+        self.qkv = nn.Linear(width, 3 * width, bias=recipe.qkv_bias)
+        self.q_norm = RMSNorm(width // heads, affine=True) if recipe.qk_norm else None
+        self.k_norm = RMSNorm(width // heads, affine=True) if recipe.qk_norm else None
+        self.sink = nn.Parameter(torch.zeros(heads)) if recipe.attention_sink else None
+        self.proj = nn.Linear(width, width, bias=recipe.proj_bias)
 
     def forward(self, x: Tensor, rope: Tensor | None) -> Tensor:
-        """x: (B, N, D); rope: (2, N, D/K/2) or None."""
-        qkv = rearrange(self.qkv(x), "b n (three k d) -> three b k n d", three=3, k=self.heads)
-        q, k, v = qkv.unbind(0)  # (B, K, N, D/K)
-        q, k = self.q_norm(q), self.k_norm(k)
-        if rope is not None:
-            q, k = rotate(q, rope), rotate(k, rope)
-        mixed = F.scaled_dot_product_attention(q.to(v.dtype), k.to(v.dtype), v)
+        """x: (B, N, D); rope: (N, D/K/2, 2) or None."""
+        q, k, v = self.queries_keys_values(x, rope)
+        mixed = self._attend(q, k, v)
         return self.proj(rearrange(mixed, "b k n d -> b n (k d)"))
+
+    def queries_keys_values(self, x: Tensor, rope: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+        """q and k, normed and rotated, and v, each (B, K, N, D/K) in the dtype of the product."""
+        qkv = F.linear(x, self.qkv.weight, self._bias())
+        qkv = rearrange(qkv, "b n (three k d) -> three b k n d", three=3, k=self.heads)
+        both, v = qkv[:2], qkv[2]
+        if self.q_norm is not None:
+            weight = torch.stack([self.q_norm.weight, self.k_norm.weight])
+            both = over_rms(both) * weight[:, None, None, None]
+        if rope is not None:
+            both = rotate(both, rope)
+        q, k = both.to(v.dtype)
+        return q, k, v
+
+    def _bias(self) -> Tensor | None:
+        if self.qkv.bias is None or self.key_bias:
+            return self.qkv.bias
+        query, key, value = self.qkv.bias.chunk(3)
+        return torch.cat([query, torch.zeros_like(key), value])
+
+    def _attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        bias = None
+        if self.sink is not None:  # one more key of that logit, whose value is zero
+            k, v = F.pad(k, (0, 0, 0, 1)), F.pad(v, (0, 0, 0, 1))
+            still = self.sink.new_zeros(self.heads, 1, k.shape[2] - 1)
+            bias = torch.cat([still, self.sink[:, None, None]], dim=2)[None].to(q.dtype)
+        if not self.fp32_math:
+            return F.scaled_dot_product_attention(q, k, v, attn_mask=bias)
+        with torch.autocast(q.device.type, enabled=False):
+            logits = q.float() @ k.float().mT / q.shape[-1] ** 0.5
+            logits = logits if bias is None else logits + bias.float()
+            return (logits.softmax(-1) @ v.float()).to(v.dtype)
 
 
 class PatchEmbed(nn.Module):

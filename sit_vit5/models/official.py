@@ -19,7 +19,8 @@ from sit_vit5.models.classifier import ViT5Classifier
 from sit_vit5.models.convert import sit_state_dict, vit5_state_dict
 from sit_vit5.models.denoiser import Denoiser
 from sit_vit5.models.state_dict import brief, load_weights
-from sit_vit5.presets import PLAIN, SIZES, VIT5, Backbone, Recipe
+from sit_vit5.presets import SIZES, Backbone
+from sit_vit5.recipes import PLAIN, VIT5, Recipe
 
 Weights = dict[str, Tensor]
 Model = TypeVar("Model", Denoiser, ViT5Classifier)

@@ -13,18 +13,23 @@ from sit_vit5.presets import Backbone
 
 
 def rotary_angles(
-    grid: tuple[int, int], head_width: int, theta: float, *, trained: tuple[int, int] | None = None
+    grid: tuple[int, int],
+    head_width: int,
+    theta: float,
+    *,
+    extent: tuple[float, float] | None = None,
 ) -> Tensor:
     """Angles (N, d/2) in fp64, one per interleaved pair, of a grid's positions.
 
-    Positions are integers, or rescaled to the extent of the grid the model was trained at.
+    Positions are integers, or such that (rows, columns) span the extent: of the grid the model was
+    trained at, or an angle that the recipe names.
     """
     quarter = head_width // 4
     frequencies = theta ** (-torch.arange(quarter, dtype=torch.float64) / quarter)
     rows, columns = torch.meshgrid(
         *(
-            torch.arange(side, dtype=torch.float64) * (extent / side)
-            for side, extent in zip(grid, trained or grid, strict=True)
+            torch.arange(side, dtype=torch.float64) * (whole / side)
+            for side, whole in zip(grid, extent or grid, strict=True)
         ),
         indexing="ij",
     )
@@ -39,9 +44,9 @@ def rotary_table(
     registers: int,
     register_theta: float | None,
     unrotated: int = 0,
-    trained: tuple[int, int] | None = None,
+    extent: tuple[float, float] | None = None,
 ) -> Tensor | None:
-    """cos and sin (2, unrotated + N + registers, d/2) of the whole sequence in fp32, or None.
+    """(unrotated + N + registers, d/2, [cos, sin]) of the whole sequence in fp32, or None.
 
     The first `unrotated` tokens (cls) and tokens without a theta get angle 0, the identity; None
     where nothing turns.
@@ -52,11 +57,11 @@ def rotary_table(
     still = torch.zeros(unrotated + grid[0] * grid[1] + registers, half, dtype=torch.float64)
     cls, patches, own = still.split([unrotated, grid[0] * grid[1], registers])
     if theta is not None:
-        patches = rotary_angles(grid, head_width, theta, trained=trained)
+        patches = rotary_angles(grid, head_width, theta, extent=extent)
     if register_theta is not None:
         own = rotary_angles((side, side), head_width, register_theta)
     angles = torch.cat([cls, patches, own])
-    return torch.stack([angles.cos(), angles.sin()]).float()
+    return torch.stack([angles.cos(), angles.sin()], dim=-1).float()
 
 
 class RopeTables:
@@ -73,10 +78,11 @@ class RopeTables:
         self._tables: dict[tuple, Tensor | None] = {}
 
     def __call__(self, grid: tuple[int, int], device: torch.device) -> Tensor | None:
-        """(2, N, d/2) of the whole sequence; None if nothing turns."""
+        """(N, d/2, 2) of the whole sequence; None if nothing turns."""
         key = (grid, device)
         if key not in self._tables:
             recipe = self.backbone.recipe
+            extent = (recipe.rope_extent,) * 2 if recipe.rope_extent else self.trained
             # A table made while sampling must serve training later.
             with torch.inference_mode(False):
                 table = rotary_table(
@@ -86,14 +92,18 @@ class RopeTables:
                     registers=recipe.registers,
                     register_theta=recipe.register_theta,
                     unrotated=self.unrotated,
-                    trained=self.trained,
+                    extent=extent,
                 )
                 self._tables[key] = None if table is None else table.to(device)
         return self._tables[key]
 
 
 def rotate(x: Tensor, table: Tensor) -> Tensor:
-    """Turns the channel pairs of x (..., N, d) by the table (2, N, d/2), in fp32."""
-    cos, sin = table
-    even, odd = x.float().unflatten(-1, (-1, 2)).unbind(-1)  # (..., N, d/2)
-    return torch.stack([even * cos - odd * sin, odd * cos + even * sin], dim=-1).flatten(-2)
+    """Turns the channel pairs of x (..., N, d) by the table (N, d/2, 2), in fp32."""
+    pairs = x.float().unflatten(-1, (-1, 2))  # (..., N, d/2, 2)
+    if torch.compiler.is_compiling():  # the compiler fuses real numbers only
+        (even, odd), (cos, sin) = pairs.unbind(-1), table.unbind(-1)
+        turned = torch.stack([even * cos - odd * sin, odd * cos + even * sin], dim=-1)
+    else:  # the same in one pass instead of six
+        turned = torch.view_as_real(torch.view_as_complex(pairs) * torch.view_as_complex(table))
+    return turned.flatten(-2)

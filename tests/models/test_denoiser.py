@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from dataclasses import replace
+from dataclasses import fields, replace
 
 import pytest
 import torch
@@ -11,7 +11,8 @@ import torch
 from sit_vit5 import presets
 from sit_vit5.errors import UserError
 from sit_vit5.models.denoiser import Denoiser, check_labels
-from sit_vit5.presets import Backbone, Recipe
+from sit_vit5.presets import Backbone
+from sit_vit5.recipes import Recipe
 
 
 def tiny(recipe: str | Recipe = "ViT5", *, num_classes=3, in_channels=2, size=(8, 8), **changes):
@@ -141,10 +142,16 @@ CHANGES = {
     "rope_theta": 100.0,
     "registers": 9,
     "register_theta": None,
+    "post_norm": True,
+    "mlp_bias": False,
+    "key_bias": False,
+    "proj_bias": False,
+    "attention_sink": True,
+    "rope_extent": 12.0,
 }
 
 
-@pytest.mark.parametrize("field", CHANGES)
+@pytest.mark.parametrize("field", [field.name for field in fields(Recipe)])
 def test_every_recipe_field_changes_the_prediction(field):
     def prediction(recipe: Recipe) -> torch.Tensor:
         model = tiny(recipe)
@@ -155,7 +162,7 @@ def test_every_recipe_field_changes_the_prediction(field):
                 parameter.data = 0.3 * torch.randn(parameter.shape, generator=generator)
         return model(*inputs(model))
 
-    recipe = presets.RECIPES["ViT5"]
+    recipe = replace(presets.RECIPES["ViT5"], qkv_bias=field == "key_bias")
     changed = prediction(replace(recipe, **{field: CHANGES[field]}))
     assert (changed - prediction(recipe)).abs().max() > 1e-4
 

@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 
+from sit_vit5.models.block import Block
 from sit_vit5.models.layers import (
     Attention,
     LayerNorm,
     PatchEmbed,
     RMSNorm,
+    clamped_swiglu,
+    geglu,
+    over_rms,
     resize_positions,
     sincos_positions,
+    swiglu,
     unpatchify,
 )
 from sit_vit5.models.rope import rotary_angles, rotary_table, rotate
+from sit_vit5.recipes import RECIPES
 
 
 @pytest.mark.parametrize("scale", [1e-3, 1.0, 1e4])
@@ -85,19 +93,117 @@ def test_rotation_keeps_lengths_and_leaves_unrotated_tokens_alone():
 def test_registers_turn_on_their_own_grid_after_the_patches():
     table = rotary_table((3, 3), 16, theta=10000.0, registers=4, register_theta=100.0)
     registers = rotary_angles((2, 2), 16, 100.0)
-    assert (table[0, 9:] == registers.cos().float()).all()
+    assert (table[9:, :, 0] == registers.cos().float()).all()
     assert rotary_table((3, 3), 16, theta=None, registers=4, register_theta=None) is None
 
 
-def test_attention_equals_the_written_out_formula():
+def test_an_extent_makes_a_side_one_angle_whatever_the_number_of_patches():
+    small, large = (rotary_angles((n, n), 16, 100.0, extent=(4.0, 4.0)) for n in (2, 8))
+    assert small.max() == 2 and large.max() == 3.5  # the first coordinates of 0, 2 and 0, 0.5, ...
+    torch.testing.assert_close(small[1], large[4])  # the middle of the first row
+
+
+def test_the_compiled_form_of_the_rotation_is_the_same(monkeypatch):
+    table = rotary_table((3, 4), 16, theta=100.0, registers=4, register_theta=10.0)
+    x = torch.randn(2, 16, 16, requires_grad=True)
+    results = []
+    for compiling in (False, True):
+        monkeypatch.setattr(torch.compiler, "is_compiling", lambda answer=compiling: answer)
+        turned = rotate(x, table)
+        (gradient,) = torch.autograd.grad(turned.square().sum() + turned[0].sum(), x)
+        results.append((turned, gradient))
+    torch.testing.assert_close(*results)
+
+
+@pytest.mark.parametrize("recipe", ["ViT5", "DINOv3", "GPT-oss", "SiT"])
+@pytest.mark.parametrize("fp32_math", [False, True])
+def test_attention_equals_the_written_out_formula(recipe, fp32_math):
     torch.manual_seed(0)
-    attention = Attention(16, 2, qk_norm=True, qkv_bias=True)
-    attention.q_norm.weight.data.uniform_(0.5, 1.5)
+    recipe = RECIPES[recipe]
+    attention = Attention(16, 2, recipe)
+    attention.fp32_math = fp32_math
+    for parameter in attention.parameters():
+        parameter.data.uniform_(-1.5, 1.5)
     x = torch.randn(2, 5, 16)
-    table = rotary_table((1, 5), 8, theta=100.0, registers=0, register_theta=None)
-    q, k, v = attention.qkv(x).reshape(2, 5, 3, 2, 8).permute(2, 0, 3, 1, 4)
-    q = rotate(attention.q_norm(q), table)
-    k = rotate(attention.k_norm(k), table)
-    weights = torch.softmax(q @ k.transpose(-1, -2) / 8**0.5, dim=-1)
-    expected = attention.proj((weights @ v).transpose(1, 2).reshape(2, 5, 16))
+    table = None
+    matrix, bias = attention.qkv.weight, attention.qkv.bias
+    if bias is not None and not recipe.key_bias:
+        bias = torch.cat([bias[:16], torch.zeros(16), bias[32:]])
+    qkv = torch.nn.functional.linear(x, matrix, bias)
+    q, k, v = qkv.reshape(2, 5, 3, 2, 8).permute(2, 0, 3, 1, 4)
+    if recipe.qk_norm:
+        q, k = attention.q_norm(q), attention.k_norm(k)
+    if recipe.rope_theta is not None:
+        table = rotary_table((1, 5), 8, theta=100.0, registers=0, register_theta=None)
+        q, k = rotate(q, table), rotate(k, table)
+    weights = (q @ k.transpose(-1, -2) / 8**0.5).exp()
+    total = weights.sum(-1, keepdim=True)
+    if recipe.attention_sink:
+        total = total + attention.sink.exp()[:, None, None]
+    mixed = weights / total @ v
+    expected = attention.proj(mixed.transpose(1, 2).reshape(2, 5, 16))
     torch.testing.assert_close(attention(x, table), expected)
+
+
+def test_gated_mlps_are_their_formulas():
+    gate, value = torch.tensor([-9.0, 0.5, 9.0]), torch.tensor([2.0, -9.0, 9.0])
+    torch.testing.assert_close(swiglu(gate, value), gate * torch.sigmoid(gate) * value)
+    clamped, limited = torch.tensor([-9.0, 0.5, 7.0]), torch.tensor([2.0, -7.0, 7.0])
+    expected = clamped * torch.sigmoid(1.702 * clamped) * (limited + 1)
+    torch.testing.assert_close(clamped_swiglu(gate, value), expected)
+    tanh = torch.tanh((2 / math.pi) ** 0.5 * (gate + 0.044715 * gate**3))
+    torch.testing.assert_close(geglu(gate, value), 0.5 * gate * (1 + tanh) * value)
+
+
+# Magnitudes whose squares, summed in bf16 or multiplied in fp16, would be far off.
+LARGE = [1e-3, 1.0, 300.0, 1e5]
+
+
+def close_to_fp64(low: torch.Tensor, exact: torch.Tensor, relative: float) -> None:
+    error = (low.double() - exact).abs().max() / exact.abs().max()
+    assert 0 < error < relative
+
+
+@pytest.mark.parametrize("scale", LARGE)
+def test_norms_reduce_in_fp32_under_bf16(scale):
+    torch.manual_seed(0)
+    x = (scale * (torch.randn(4, 1152) + 3)).bfloat16()
+    exact = x.double() / (x.double().square().mean(-1, keepdim=True) + 1e-6).sqrt()
+    close_to_fp64(over_rms(x), exact, 1e-6)
+    centred = x.double() - x.double().mean(-1, keepdim=True)
+    exact = centred / (centred.square().mean(-1, keepdim=True) + 1e-6).sqrt()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        close_to_fp64(LayerNorm(1152, affine=False)(x.float()), exact, 1e-5)
+        close_to_fp64(LayerNorm(1152, affine=False)(x), exact, 2**-8)
+
+
+@pytest.mark.parametrize("scale", LARGE)
+def test_queries_and_keys_are_normed_and_turned_in_fp32_under_bf16(scale):
+    torch.manual_seed(0)
+    attention = Attention(64, 2, RECIPES["ViT5"])
+    attention.qkv.weight.data.mul_(scale)
+    table = rotary_table((3, 4), 32, theta=100.0, registers=0, register_theta=None)
+    x = torch.randn(2, 12, 64)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        q, k, _ = attention.queries_keys_values(x, table)
+        product = attention.qkv(x)  # bf16: what the matrix product gives, exact from here
+    assert product.dtype == q.dtype == torch.bfloat16
+    heads = product.double().reshape(2, 12, 3, 2, 32).permute(2, 0, 3, 1, 4)
+    for low, exact in ((q, heads[0]), (k, heads[1])):
+        exact = exact / (exact.square().mean(-1, keepdim=True) + 1e-6).sqrt()
+        even, odd, cos, sin = exact[..., ::2], exact[..., 1::2], *table.double().unbind(-1)
+        turned = torch.stack([even * cos - odd * sin, odd * cos + even * sin], -1).flatten(-2)
+        close_to_fp64(low, turned, 2**-8)  # one rounding to bf16 at the end
+
+
+@pytest.mark.parametrize("scale", LARGE)
+def test_gates_and_the_sum_over_blocks_are_fp32_under_bf16(scale):
+    torch.manual_seed(0)
+    block = Block(32, 2, 4.0, RECIPES["ViT5"])
+    x, gate = scale * torch.randn(2, 5, 32), torch.randn(2, 1, 32)
+    branch = torch.randn(2, 5, 32).bfloat16()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        total = block._add(x, block.gate1(gate), branch)
+    assert total.dtype == torch.float32
+    exact = x.double() + (1e-4 + gate.double()) * branch.double()
+    close_to_fp64(total, exact, 1e-6)

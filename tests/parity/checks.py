@@ -212,13 +212,13 @@ def sincos_tables(facts: dict, tensors: Tensors, folder: Path) -> Iterator[Check
 def rope(facts: dict, tensors: Tensors, folder: Path) -> Iterator[Check]:
     for name, case in facts["cases"].items():
         grid, trained = ((case[side], case[side]) for side in ("grid", "pt_seq_len"))
-        angles = rotary_angles(grid, case["head_dim"], case["theta"], trained=trained)
-        table = torch.stack([angles.cos(), angles.sin()]).float()
+        angles = rotary_angles(grid, case["head_dim"], case["theta"], extent=trained)
+        table = torch.stack([angles.cos(), angles.sin()], dim=-1).float()
         q = tensors[f"{name}.q"].transpose(1, 2)  # (B, K, N, d)
         rotated = rotate(q, table).transpose(1, 2)
         tolerance = facts["tolerance"]["max_abs"]
         yield Check(f"{name}.rotated", difference(rotated, tensors[f"{name}.rotated"]), tolerance)
-        for kind, ours in zip(("cos", "sin"), table, strict=True):
+        for kind, ours in zip(("cos", "sin"), table.unbind(-1), strict=True):
             per_channel = ours.repeat_interleave(2, dim=1)
             error = difference(per_channel, tensors[f"{name}.{kind}"])
             yield Check(f"{name}.{kind}", error, tolerance)
