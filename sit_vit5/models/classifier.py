@@ -84,6 +84,14 @@ class ViT5Classifier(nn.Module):
 
     def forward_blocks(self, images: Tensor) -> list[Tensor]:
         """All tokens before the first block and after each, (B, 1 + N + R, D)."""
+        x, rope = self.embed(images)
+        states = [x]
+        for block in self.blocks:
+            states.append(block(states[-1], None, rope))
+        return states
+
+    def embed(self, images: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Tokens before the first block, (B, 1 + N + R, D), and the rotary table of their grid."""
         grid = self.backbone.grid(images.shape[-2:])
         patches = self.patch_embed(images).float()  # (B, N, D); what the blocks add to stays fp32
         if self.positions is not None:
@@ -93,10 +101,7 @@ class ViT5Classifier(nn.Module):
         if self.registers is not None:
             tokens.append(self.registers.expand(len(images), -1, -1))
         x = torch.cat(tokens, dim=1)
-        states, rope = [x], self.rope(grid, x.device)
-        for block in self.blocks:
-            states.append(block(states[-1], None, rope))
-        return states
+        return x, self.rope(grid, x.device)
 
     def split(self, tokens: Tensor) -> Features:
         """(B, 1 + N + R, D) into its parts."""
@@ -106,12 +111,12 @@ class ViT5Classifier(nn.Module):
         return Features(cls.squeeze(1), patches, registers)
 
     def reset_classifier(self, num_classes: int) -> None:
-        """A fresh head for another number of classes; 0: none."""
+        """A fresh head, where the model is and in its dtype; num_classes 0: none."""
         if num_classes < 0:
             raise UserError(f"num_classes {num_classes} must not be negative")
-        self.num_classes = num_classes
-        self.head = nn.Linear(self.backbone.width, num_classes) if num_classes else nn.Identity()
+        self.num_classes, self.head = num_classes, nn.Identity()
         if num_classes:
+            self.head = nn.Linear(self.backbone.width, num_classes).to(self.cls_token)
             nn.init.trunc_normal_(self.head.weight, std=0.02)
             nn.init.zeros_(self.head.bias)
 

@@ -61,6 +61,15 @@ def test_resetting_the_head_keeps_the_features():
         model.reset_classifier(-1)
 
 
+def test_a_reset_head_is_where_the_model_is_and_in_its_dtype():
+    model = tiny().double().eval()
+    model.reset_classifier(7)
+    assert model(torch.randn(2, 3, 16, 16).double()).dtype == torch.float64
+    model = tiny().to("meta")
+    model.reset_classifier(7)
+    assert model.head.weight.device.type == "meta"
+
+
 def test_drop_path_acts_in_training_only_and_keeps_the_mean():
     model, images = tiny(drop_path=0.5), torch.randn(1, 3, 16, 16).expand(600, -1, -1, -1)
     still = tiny().eval()
