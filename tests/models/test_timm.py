@@ -247,6 +247,14 @@ def test_an_official_file_gives_the_official_logits(official, suffix):
     )
 
 
+def test_a_checkpoint_timm_has_not_opened_gives_its_averaged_weights(official):
+    # As the hub's download of a .pth arrives: the file's dictionary, not the weights in it.
+    overlay = dict(state_dict=torch.load(official), num_classes=10)
+    options = dict(OFFICIAL, pretrained=True, pretrained_cfg_overlay=overlay, num_classes=10)
+    whole = timm.create_model("vit5_base", **options)
+    torch.testing.assert_close(whole.state_dict(), load(official).state_dict())
+
+
 def test_an_official_file_fits_other_classes_sizes_and_channels(official):
     released = load(official)
     other = load(official, num_classes=3, img_size=(48, 16), in_chans=1)
