@@ -139,10 +139,7 @@ class TimmViT5(ViT5Classifier):
         return features if intermediates_only else (self._reordered(self.norm(x)), features)
 
     def prune_intermediate_layers(
-        self,
-        indices: int | Sequence[int] = 1,
-        prune_norm: bool = False,
-        prune_head: bool = True,
+        self, indices: int | Sequence[int] = 1, prune_norm: bool = False, prune_head: bool = True
     ) -> list[int]:
         """Drops the blocks after the last of the indices; the indices counted from the front."""
         taken, last = feature_take_indices(len(self.blocks), indices)
@@ -192,8 +189,7 @@ class TimmViT5(ViT5Classifier):
 def official_weights(official: dict, model: TimmViT5) -> dict[str, Tensor]:
     """Weights of a released file, or of our own, for the model; timm fits the head.
 
-    Positions are resampled to the model's image size, the patch embedding to its channels. The
-    averaged weights where the file has both.
+    Resampled to its image size and its channels; the averaged weights where the file has both.
     """
     for key in ("model_ema", "model"):  # main.py's checkpoint, if timm has not opened it
         official = official.get(key) or official
@@ -293,8 +289,7 @@ def run_script(argv: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    # Imported anew under its own name: the script replaces __main__, and a checkpoint or a worker
-    # must find the classes.
+    # Imported anew under its own name, which pickles keep: the script replaces __main__.
     from sit_vit5.cli import run
     from sit_vit5.models import timm_models
 
