@@ -15,6 +15,11 @@ def autocast(device: torch.device, precision: str) -> AbstractContextManager:
     return torch.autocast(device.type, dtype=torch.bfloat16, enabled=precision == "bf16")
 
 
+def at_least_fp32(x: torch.Tensor) -> torch.Tensor:
+    """bf16 as fp32; fp32 and fp64 as they are."""
+    return x.to(torch.promote_types(x.dtype, torch.float32))
+
+
 def set_tf32(enabled: bool) -> None:
     """Switches TF32 of matrix products and convolutions explicitly: defaults vary by version."""
     torch.backends.cuda.matmul.allow_tf32 = enabled

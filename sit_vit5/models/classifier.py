@@ -15,6 +15,7 @@ from sit_vit5.errors import UserError
 from sit_vit5.models.block import Block
 from sit_vit5.models.layers import TOKEN_NORMS, PatchEmbed, resize_positions
 from sit_vit5.models.rope import RopeTables
+from sit_vit5.precision import at_least_fp32
 from sit_vit5.presets import Backbone
 
 
@@ -93,7 +94,9 @@ class ViT5Classifier(nn.Module):
     def embed(self, images: Tensor) -> tuple[Tensor, Tensor | None]:
         """Tokens before the first block, (B, 1 + N + R, D), and the rotary table of their grid."""
         grid = self.backbone.grid(images.shape[-2:])
-        patches = self.patch_embed(images).float()  # (B, N, D); what the blocks add to stays fp32
+        patches = at_least_fp32(
+            self.patch_embed(images)
+        )  # (B, N, D); what the blocks add to stays fp32
         if self.positions is not None:
             patches = patches + self._positions_on(grid)
         cls = self.cls_token.expand(len(images), 1, -1)

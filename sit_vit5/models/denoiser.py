@@ -16,6 +16,7 @@ from sit_vit5.models.layers import (
     unpatchify,
 )
 from sit_vit5.models.rope import RopeTables
+from sit_vit5.precision import at_least_fp32
 from sit_vit5.presets import Backbone
 
 
@@ -74,7 +75,7 @@ class Denoiser(nn.Module):
         """
         grid = self.backbone.grid(x_t.shape[-2:])
         patches = grid[0] * grid[1]
-        x = self.patch_embed(x_t).float()  # (B, N, D); what the blocks add to stays fp32
+        x = at_least_fp32(self.patch_embed(x_t))  # (B, N, D); what the blocks add to stays fp32
         if self.positions is not None:
             x = x + self._positions_on(grid)
         if self.backbone.recipe.registers:

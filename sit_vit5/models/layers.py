@@ -11,15 +11,17 @@ from einops import rearrange
 from torch import Tensor, nn
 
 from sit_vit5.models.rope import rotate
+from sit_vit5.precision import at_least_fp32
 from sit_vit5.recipes import Recipe
 
 EPS = 1e-6
 
 
 def over_rms(x: Tensor) -> Tensor:
-    """x / rms(x) over the last axis, in fp32."""
+    """x / rms(x) over the last axis, in fp32 or fp64."""
     # fp32: squares of bf16 activations lose the small channels in a sum over the width.
-    norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=torch.float32)
+    dtype = torch.promote_types(x.dtype, torch.float32)
+    norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=dtype)
     return x * torch.rsqrt(norm.square() / x.shape[-1] + EPS)
 
 
@@ -49,7 +51,7 @@ class LayerNorm(nn.Module):
         self.bias = nn.Parameter(torch.zeros(width)) if affine else None
 
     def forward(self, x: Tensor) -> Tensor:
-        return F.layer_norm(x.float(), self.shape, self.weight, self.bias, EPS).to(x.dtype)
+        return F.layer_norm(at_least_fp32(x), self.shape, self.weight, self.bias, EPS).to(x.dtype)
 
 
 # Token norms by name; affine=False where adaLN supplies scale and shift.

@@ -9,6 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from sit_vit5.precision import at_least_fp32
 from sit_vit5.presets import Backbone
 
 
@@ -99,8 +100,8 @@ class RopeTables:
 
 
 def rotate(x: Tensor, table: Tensor) -> Tensor:
-    """Turns the channel pairs of x (..., N, d) by the table (N, d/2, 2), in fp32."""
-    pairs = x.float().unflatten(-1, (-1, 2))  # (..., N, d/2, 2)
+    """Turns the channel pairs of x (..., N, d) by the table (N, d/2, 2), in fp32 or fp64."""
+    pairs = at_least_fp32(x).unflatten(-1, (-1, 2))  # (..., N, d/2, 2)
     if torch.compiler.is_compiling():  # the compiler fuses real numbers only
         (even, odd), (cos, sin) = pairs.unbind(-1), table.unbind(-1)
         turned = torch.stack([even * cos - odd * sin, odd * cos + even * sin], dim=-1)
