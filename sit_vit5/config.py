@@ -135,6 +135,10 @@ class TrainConfig:
     """Forward passes per optimizer step and process."""
     precision: Literal["bf16", "fp32"] = "bf16"
     """Precision of matrix products; weights, norms, loss, averages and sampler state are fp32."""
+    attention: Literal["fused", "fp32_math"] = "fused"
+    """Fused kernels, or softmax(q k) v written out in fp32, to compare with."""
+    recompute: bool = False
+    """Keep only the input of each block for the backward pass, and run the block again there."""
     compile: bool = False
     """Compile the blocks one by one with torch.compile (needs a C++ compiler on CPU)."""
     seed: int = 0
@@ -174,6 +178,8 @@ class SamplerConfig:
     """Images per network call and process."""
     precision: Literal["bf16", "fp32"] = "fp32"
     """Precision of matrix products; the sampler's state is fp32."""
+    attention: Literal["fused", "fp32_math"] = "fused"
+    """Fused kernels, or softmax(q k) v written out in fp32, to compare with."""
     seed: int = 0
     """Image i starts from the noise of (seed, i), whatever the batch or process."""
     codec_path: str | None = None
@@ -256,6 +262,45 @@ class ConvertConfig:
         check_values(self)
 
 
+@dataclass(frozen=True)
+class AttentionConfig:
+    """Draw where cls and the registers look, and how many channels the gates suppress."""
+
+    checkpoint: str | None = None
+    """Denoiser: checkpoint folder, a run folder, or its file `latest`."""
+    weights: str = "ema"
+    """The checkpoint's weights: raw, ema (the slowest average), or ema_DECAY."""
+    classifier: str | None = None
+    """Instead of a checkpoint: folder by sit_vit5.convert, or file of a released classifier."""
+    image: str | None = None
+    """File, digits:3 (held-out) or digits:train:3; None: digits:0 for a model of digits."""
+    t: float = 0.5
+    """Time to which a denoiser's image is noised; 0 is noise, 1 the image."""
+    label: str | None = None
+    """Denoiser's class by name or number; None: the digit's own, else no class."""
+    blocks: tuple[int, ...] = ()
+    """Numbers of the blocks to draw, from 0; none given: four spread evenly."""
+    head: int | None = None
+    """Number of one head, from 0; None: the mean over heads."""
+    interpolation: Literal["nearest", "bilinear"] = "nearest"
+    """How a map is enlarged."""
+    suppressed: float = 0.1
+    """A channel is suppressed where |scale| is at most this part of its branch's mean |scale|."""
+    seed: int = 0
+    """Seed of the noise in a denoiser's image."""
+    codec_path: str | None = None
+    """Folder of the denoiser's autoencoder, if it is not where training found it."""
+    heads: int | None = None
+    """Classifier's heads, where neither QK-norm nor a known size tells them."""
+    image_size: int | None = None
+    """Side of the classifier's images in pixels; None: the trained one."""
+    out: str | None = None
+    """Folder to write to; None: attention_STEP in the run's samples, or beside the classifier."""
+
+    def __post_init__(self) -> None:
+        check_attention(self)
+
+
 # Smallest legal values; nothing here has a largest.
 _AT_LEAST = {
     "step": 0,
@@ -282,6 +327,8 @@ _AT_LEAST = {
     "preview.steps": 1,
     "preview.guidance_scale": 0,
     "columns": 1,
+    "head": 0,
+    "image_size": 1,
     "num_samples": 1,
     "guidance_scale": 0,
 }
@@ -305,6 +352,24 @@ def check_train(config: TrainConfig) -> None:
         raise UserError(
             f"name {config.name!r} must be a plain folder name; use output_dir for paths"
         )
+
+
+def check_attention(config: AttentionConfig) -> None:
+    """Refuses options that do not fit together, before anything is loaded."""
+    check_values(config)
+    if (config.checkpoint is None) == (config.classifier is None):
+        raise UserError("give either a denoiser by --checkpoint RUN or --classifier PATH")
+    if config.checkpoint is None:
+        kind, foreign = "a classifier", ("label", "codec_path")
+    else:
+        kind, foreign = "a denoiser", ("heads", "image_size")
+    for name in foreign:
+        if getattr(config, name) is not None:
+            raise UserError(f"{name} has no use for {kind}; drop it")
+    if not 0 <= config.t <= 1:
+        raise UserError(f"t {config.t} must lie in [0, 1]; 0 is noise, 1 the image")
+    if not 0 < config.suppressed < 1:
+        raise UserError(f"suppressed {config.suppressed} must lie between 0 and 1, such as 0.1")
 
 
 def check_values(config: object, prefix: str = "") -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import runpy
 import signal
 import subprocess
 import sys
@@ -22,8 +23,15 @@ from helpers import (
 from PIL import Image
 
 from sit_vit5.checkpoint import open_checkpoint
+from sit_vit5.errors import UserError
 
-SCRIPTS = ("train_sit.py", "sample/grid.py", "sample/generate.py", "evaluate/metrics.py")
+SCRIPTS = (
+    "train_sit.py",
+    "sample/grid.py",
+    "sample/generate.py",
+    "evaluate/metrics.py",
+    "evaluate/attention.py",
+)
 
 
 @pytest.fixture(scope="module")
@@ -61,6 +69,7 @@ def test_help_lists_every_option_and_imports_no_torch(script):
         "sample/grid.py": ["--checkpoint", "--columns"],
         "sample/generate.py": ["--num-samples", "--labels {random,balanced}"],
         "evaluate/metrics.py": ["--reference", "--inception-weights"],
+        "evaluate/attention.py": ["--checkpoint", "--interpolation {nearest,bilinear}"],
     }[script]
     assert all(option in shown.stdout for option in expected)
 
@@ -254,6 +263,8 @@ BAD_COMMANDS = {
     "picture kind": (["sample/grid.py", "--checkpoint", "x", "--out", "x.foo"], "end in .png"),
     "absent samples": (["evaluate/metrics.py", "absent", "--reference", "digits",
                         "--features", "pixels"], "absent' does not exist"),
+    "absent classifier": (["evaluate/attention.py", "--classifier", "absent.pth", "--image",
+                           "digits:0"], "absent.pth is no weights file"),
 }  # fmt: skip
 
 
@@ -291,6 +302,73 @@ def test_metrics_prints_a_table_and_the_path_of_its_json(command, trained, tmp_p
     assert result["frechet_distance"] > 10 * result["floor"]["frechet_distance"]
     assert result["manifest"]["settings"]["sampler"]["steps"] == 1
     assert "floor: digits:train-1437" in shown.stdout
+
+
+def test_attention_draws_a_denoisers_maps_and_gates(command, trained, tmp_path):
+    shown = command("evaluate/attention.py", "--checkpoint", trained, "--out", tmp_path / "a")
+    maps, gates = map(Path, shown.stdout.splitlines()[-2:])
+    assert (maps, gates) == (tmp_path / "a" / "attention.png", tmp_path / "a" / "gates.png")
+    width, height = Image.open(maps).size
+    assert width > 3 * height / 2  # one block: the image, x_t and four registers in a row
+    assert Image.open(gates).size == (770, 440)
+    assert shown.stdout.splitlines()[1].split()[:2] == ["block", "attention"]
+    assert "Warning" not in shown.stderr
+
+
+def attention_main(*argv: object) -> None:
+    """evaluate/attention.py in this process: its start costs more than its work."""
+    runpy.run_path(str(ROOT / "evaluate" / "attention.py"))["main"]([*map(str, argv)])
+
+
+def test_attention_options_change_the_maps(trained, tmp_path, capsys):
+    pictures = {}
+    for options in (
+        (), ("--t", 0.1), ("--label", 3), ("--image", "digits:train:3"), ("--head", 1),
+        ("--seed", 1), ("--interpolation", "bilinear"), ("--weights", "raw"),
+    ):  # fmt: skip
+        attention_main("--checkpoint", trained, "--out", tmp_path, *options)
+        pictures[options] = (tmp_path / "attention.png").read_bytes()
+    assert len(set(pictures.values())) == len(pictures)
+    before = capsys.readouterr().out.splitlines()[-3]
+    attention_main("--checkpoint", trained, "--out", tmp_path, "--suppressed", 0.99)
+    after = capsys.readouterr().out.splitlines()[-3]
+    assert float(after.split()[1].strip("%")) > 30 > float(before.split()[1].strip("%"))
+
+
+WRONG_ATTENTION = [
+    (["--t", "1.5"], "t 1.5 must lie in"),
+    (["--t", "-0.1"], "t -0.1 must lie in"),
+    (["--label", "10"], "class '10' is no class name; classes: 0, 1"),
+    (["--blocks", "0", "1"], "block 1 is not in 0..0"),
+    (["--head", "2"], "head 2 is not in 0..1"),
+    (["--image", "absent.png"], "image absent.png does not exist"),
+    (["--image", "README.md"], "README.md: cannot be decoded"),
+    (["--image", "digits:360"], "digits has no image '360'; use 0 to 359"),
+    (["--suppressed", "0"], "suppressed 0.0 must lie between 0 and 1"),
+    (["--heads", "3"], "heads has no use for a denoiser"),
+    (["--weights", "ema_0.5"], "weights 'ema_0.5' are not in"),
+]
+
+
+@pytest.mark.parametrize(("argv", "message"), WRONG_ATTENTION, ids=lambda part: str(part)[:24])
+def test_attention_refuses_wrong_options_in_one_line(trained, argv, message, tmp_path):
+    with pytest.raises(UserError) as error:
+        attention_main("--checkpoint", trained, "--out", tmp_path, *argv)
+    assert message in str(error.value) and "\n" not in str(error.value)
+
+
+def test_attention_draws_an_unconditional_plain_model_and_an_unlabelled_file(command, tmp_path):
+    command(
+        "train_sit.py", *TINY, "--output-dir", tmp_path, "--data.unconditional", True, "--steps", 1,
+        "--backbone.recipe.registers", 0, "--backbone.recipe.register-theta", "None",
+    )  # fmt: skip
+    Image.fromarray(np.zeros((20, 30), np.uint8)).save(tmp_path / "image.png")
+    attention_main("--checkpoint", tmp_path / "tiny", "--image", tmp_path / "image.png")
+    folder = tmp_path / "tiny" / "samples" / "attention_step_0000001"
+    width, height = Image.open(folder / "attention.png").size
+    assert width > height and (folder / "gates.png").is_file()
+    with pytest.raises(UserError, match="unconditional"):
+        attention_main("--checkpoint", tmp_path / "tiny", "--label", 1)
 
 
 def test_a_full_disk_during_training_leaves_the_last_checkpoint(tmp_path):

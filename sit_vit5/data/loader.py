@@ -140,7 +140,12 @@ class StepLoader(Dataset):
         tensor = torch.from_numpy(np.ascontiguousarray(items))
         if self.source.kind == "latents":
             return tensor
-        return tensor.permute(0, 3, 1, 2).float() / 127.5 - 1  # (b, C, H, W)
+        return from_uint8(tensor)
+
+
+def from_uint8(pixels: Tensor) -> Tensor:
+    """What codecs encode: uint8 (B, H, W, C) -> fp32 (B, C, H, W) in [-1, 1]."""
+    return pixels.permute(0, 3, 1, 2).float() / 127.5 - 1
 
 
 class _ErrorsAsValues(Dataset):

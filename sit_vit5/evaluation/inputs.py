@@ -48,11 +48,11 @@ def folder_set(folder: Path) -> ImageSet:
     files = list_images(folder)
     if not files:
         raise UserError(f"{folder} holds no image (looked for {', '.join(EXTENSIONS)} below it)")
-    shape = _read(files[0]).shape
+    shape = read_pixels(files[0]).shape
 
     def batches(size: int) -> Iterator[np.ndarray]:
         for start in range(0, len(files), size):
-            images = [_read(file) for file in files[start : start + size]]
+            images = [read_pixels(file) for file in files[start : start + size]]
             for file, image in zip(files[start : start + size], images, strict=True):
                 if image.shape != shape:
                     raise UserError(
@@ -128,7 +128,8 @@ def manifest_path(samples: str) -> Path:
     return Path(samples).with_suffix(".json")
 
 
-def _read(file: Path) -> np.ndarray:
+def read_pixels(file: Path) -> np.ndarray:
+    """An image file as uint8 (H, W, 3)."""
     try:
         return np.asarray(read_rgb(file))
     except BadImage as error:

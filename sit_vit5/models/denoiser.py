@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from sit_vit5.errors import UserError
 from sit_vit5.models.block import Block
@@ -26,7 +27,10 @@ class Denoiser(nn.Module):
     input_size: (h, w) of the latents it is trained at; other sizes divisible by the patch run with
     rotary tables of their own grid and resampled positions. num_classes 0: unconditional.
     out_channels: in_channels if None; an official DiT predicts twice as many (noise and variance).
+    recompute: set it to keep only the blocks' inputs for the backward pass.
     """
+
+    recompute = False
 
     def __init__(
         self,
@@ -83,12 +87,17 @@ class Denoiser(nn.Module):
         c = self.conditioning(t, labels)  # (B, D)
         rope = self.rope(grid, x.device)
         for block in self.blocks:
-            x = block(x, c, rope)
+            x = self._run(block, x, c, rope)
         shift, scale = self.final_modulation(c)
         # fp32: the output layer costs nothing, and bf16 would round every prediction to 8 bits.
         with torch.autocast(x.device.type, enabled=False):
             x = self.final(modulate(self.final_norm(x[:, :patches].float()), shift, scale))
         return unpatchify(x, grid, self.backbone.patch_size)
+
+    def _run(self, block: Block, x: Tensor, c: Tensor, rope: Tensor | None) -> Tensor:
+        if self.recompute and torch.is_grad_enabled():
+            return checkpoint(block, x, c, rope, use_reentrant=False)
+        return block(x, c, rope)
 
     def _build_positions(self) -> nn.Parameter | None:
         grid = self.backbone.grid(self.input_size)

@@ -155,18 +155,32 @@ class Attention(nn.Module):
         query, key, value = self.qkv.bias.chunk(3)
         return torch.cat([query, torch.zeros_like(key), value])
 
+    def weights(self, q: Tensor, k: Tensor) -> Tensor:
+        """softmax(q k / sqrt(d)) in fp32, (B, K, N, N); with a sink, rows sum to less than 1."""
+        with torch.autocast(q.device.type, enabled=False):
+            logits = q.float() @ k.float().mT / q.shape[-1] ** 0.5
+            if self.sink is None:
+                return logits.softmax(-1)
+            sink = self.sink[:, None, None].expand(len(q), -1, logits.shape[2], 1)
+            return torch.cat([logits, sink], dim=-1).softmax(-1)[..., :-1]
+
     def _attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        if self.fp32_math:
+            with torch.autocast(q.device.type, enabled=False):
+                return (self.weights(q, k) @ v.float()).to(v.dtype)
         bias = None
         if self.sink is not None:  # one more key of that logit, whose value is zero
             k, v = F.pad(k, (0, 0, 0, 1)), F.pad(v, (0, 0, 0, 1))
             still = self.sink.new_zeros(self.heads, 1, k.shape[2] - 1)
             bias = torch.cat([still, self.sink[:, None, None]], dim=2)[None].to(q.dtype)
-        if not self.fp32_math:
-            return F.scaled_dot_product_attention(q, k, v, attn_mask=bias)
-        with torch.autocast(q.device.type, enabled=False):
-            logits = q.float() @ k.float().mT / q.shape[-1] ** 0.5
-            logits = logits if bias is None else logits + bias.float()
-            return (logits.softmax(-1) @ v.float()).to(v.dtype)
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=bias)
+
+
+def set_attention(model: nn.Module, name: str) -> None:
+    """Switches all attention of a network to `fused` or `fp32_math`."""
+    for module in model.modules():
+        if isinstance(module, Attention):
+            module.fp32_math = name == "fp32_math"
 
 
 class PatchEmbed(nn.Module):

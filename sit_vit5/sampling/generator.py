@@ -12,6 +12,7 @@ from sit_vit5 import rng
 from sit_vit5.codecs import Codec, to_uint8
 from sit_vit5.errors import UserError, choose
 from sit_vit5.models.denoiser import Denoiser, check_labels
+from sit_vit5.models.layers import set_attention
 from sit_vit5.sampling.guidance import VelocityField
 from sit_vit5.sampling.ode import SAMPLERS, uniform_grid
 
@@ -33,6 +34,7 @@ class Settings:
     steps: int
     guidance_scale: float
     precision: str
+    attention: str
     seed: int
 
     def __post_init__(self) -> None:
@@ -51,6 +53,7 @@ def sample_images(
     """The images of the given indices. labels: one per index, in 0..num_classes-1."""
     if model.num_classes:
         check_labels(list(labels), model.num_classes)
+    set_attention(model, settings.attention)
     device = next(model.parameters()).device
     shape = (model.in_channels, *model.input_size)
     noise = torch.from_numpy(rng.normal(settings.seed, "sample", shape, indices=indices))

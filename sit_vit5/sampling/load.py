@@ -44,6 +44,7 @@ def load(options: SamplerConfig, device: torch.device) -> Loaded:
             class_dropout=checkpoint.config.objective.class_dropout,
         ),
         precision=options.precision,
+        attention=options.attention,
         seed=options.seed,
     )
     trained = checkpoint.config.codec

@@ -26,6 +26,7 @@ class GridPreview:
                 class_dropout=config.objective.class_dropout,
             ),
             precision=config.precision,
+            attention=config.attention,
             seed=config.seed,
         )
 

@@ -30,7 +30,9 @@ def banner(trainer: Trainer) -> list[str]:
         f"{plan.accumulation} accumulation steps = {config.batch_size} images per step, "
         f"{math.ceil(len(source) / config.batch_size):,} steps per epoch",
         f"precision: {config.precision} matrix products, TF32 off, "
-        f"{'compiled' if config.compile else 'eager'} blocks, torch {torch.__version__} on "
+        f"{'compiled' if config.compile else 'eager'} blocks"
+        f"{', recomputed in the backward pass' if config.recompute else ''}, "
+        f"{config.attention} attention, torch {torch.__version__} on "
         f"{trainer.device}",
     ]
 

@@ -8,6 +8,7 @@ from sit_vit5.checkpoint import Checkpoint
 from sit_vit5.config import TrainConfig
 from sit_vit5.errors import UserError
 from sit_vit5.models.denoiser import Denoiser
+from sit_vit5.models.layers import set_attention
 from sit_vit5.models.state_dict import load_weights
 from sit_vit5.training.ema import Ema
 from sit_vit5.training.init_from import init_from
@@ -50,6 +51,7 @@ class Learner:
         self.latent_shape, self.class_names = latent_shape, class_names
         torch.manual_seed(config.seed)  # initial weights only; everything else is keyed
         self.model = self._network()
+        self.model.recompute = config.recompute
         self.optimizer = build_optimizer(self.model, config.optimizer)
         self.ema = Ema(self.model, config.ema.decays, warmup=config.ema.warmup)
         if config.compile:
@@ -103,9 +105,11 @@ class Learner:
         }
 
     def _network(self) -> Denoiser:
-        return Denoiser(
+        model = Denoiser(
             self.config.backbone,
             in_channels=self.latent_shape[0],
             input_size=self.latent_shape[1:],
             num_classes=len(self.class_names),
-        ).to(self.device)
+        )
+        set_attention(model, self.config.attention)
+        return model.to(self.device)
