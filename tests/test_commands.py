@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from helpers import (
     ROOT,
     TINY,
@@ -389,3 +390,23 @@ def test_a_full_disk_during_training_leaves_the_last_checkpoint(tmp_path):
     assert "last good checkpoint" in failed.stderr and "step_0000000" in failed.stderr
     assert open_checkpoint(tmp_path / "tiny").state.step == 0
     assert not list(tmp_path.rglob("*.partial"))
+
+
+def test_compiled_recomputed_blocks_on_two_processes_train_as_eager_ones(tmp_path):
+    """Row M6; two blocks of one shape must compile once, and steps must not compile anew."""
+    options = (*TINY, "--output-dir", tmp_path, "--backbone.depth", 2, "--steps", 4)
+    faster = ("--compile", True, "--recompute", True, "--name", "compiled")
+    for arguments, processes in (((*options, "--name", "eager"), 1), ((*options, *faster), 2)):
+        finished = subprocess.run(
+            command_line("train_sit.py", *arguments, processes=processes),
+            cwd=ROOT,
+            env=command_environment() | {"TORCH_LOGS": "recompiles"},
+            capture_output=True,
+            text=True,
+        )
+        assert finished.returncode == 0, finished.stderr[-3000:]
+        assert "Recompiling" not in finished.stderr
+    eager, compiled = final_tensors(tmp_path / "eager"), final_tensors(tmp_path / "compiled")
+    assert eager.keys() == compiled.keys()
+    for name in eager:
+        torch.testing.assert_close(eager[name], compiled[name], rtol=1e-3, atol=1e-4)

@@ -40,6 +40,7 @@ def settings(**changes) -> Settings:
             "steps": 4,
             "guidance_scale": 1.0,
             "precision": "fp32",
+            "attention": "fused",
             "seed": 0,
             **changes,
         }
