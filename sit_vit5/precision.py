@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 
 import torch
 
@@ -18,6 +18,13 @@ def autocast(device: torch.device, precision: str) -> AbstractContextManager:
 def at_least_fp32(x: torch.Tensor) -> torch.Tensor:
     """bf16 as fp32; fp32 and fp64 as they are."""
     return x.to(torch.promote_types(x.dtype, torch.float32))
+
+
+def no_autocast(device: torch.device) -> AbstractContextManager:
+    """Operations keep their inputs' precision inside; the meta device has no autocast to stop."""
+    if device.type == "meta":
+        return nullcontext()
+    return torch.autocast(device.type, enabled=False)
 
 
 def set_tf32(enabled: bool) -> None:

@@ -11,6 +11,8 @@ import math
 import torch
 from torch import Tensor, nn
 
+from sit_vit5.precision import no_autocast
+
 FREQUENCIES = 256
 
 
@@ -35,7 +37,7 @@ class Conditioning(nn.Module):
 
     def forward(self, t: Tensor, labels: Tensor | None) -> Tensor:
         """t: (B,) in [0, 1]; labels: (B,), not read by an unconditional model."""
-        with torch.autocast(t.device.type, enabled=False):
+        with no_autocast(t.device):
             hidden = nn.functional.silu(self.time_in(timestep_embedding(t, FREQUENCIES)))
             c = self.time_out(hidden)
             if self.labels is not None:
@@ -52,7 +54,7 @@ class Modulation(nn.Module):
         self.linear = nn.Linear(width, count * width)
 
     def forward(self, c: Tensor) -> tuple[Tensor, ...]:
-        with torch.autocast(c.device.type, enabled=False):
+        with no_autocast(c.device):
             return self.linear(c)[:, None].chunk(self.count, dim=-1)
 
 

@@ -17,7 +17,7 @@ from sit_vit5.models.layers import (
     unpatchify,
 )
 from sit_vit5.models.rope import RopeTables
-from sit_vit5.precision import at_least_fp32
+from sit_vit5.precision import at_least_fp32, no_autocast
 from sit_vit5.presets import Backbone
 
 
@@ -90,7 +90,7 @@ class Denoiser(nn.Module):
             x = self._run(block, x, c, rope)
         shift, scale = self.final_modulation(c)
         # fp32: the output layer costs nothing, and bf16 would round every prediction to 8 bits.
-        with torch.autocast(x.device.type, enabled=False):
+        with no_autocast(x.device):
             x = self.final(modulate(self.final_norm(x[:, :patches].float()), shift, scale))
         return unpatchify(x, grid, self.backbone.patch_size)
 
