@@ -96,6 +96,15 @@ def parse_train(argv: list[str]) -> tuple[TrainConfig, Path | None]:
     return _layer(config, argv, source=""), checkpoint
 
 
+def parse_over_train(command: type[Config], argv: list[str]) -> Config:
+    """The options of a command with a field `train` that is read as train_sit.py reads it."""
+    if "-h" in argv or "--help" in argv:
+        return _parse(command, argv, default=None, source="")
+    config_file, _ = _take_option(argv, "config")
+    config = load_config(config_file) if config_file else TrainConfig()
+    return _parse(command, argv, default=command(train=_preset(config, argv)), source="")
+
+
 def load_config(path: str | Path, default: TrainConfig | None = None) -> TrainConfig:
     """The configuration in a YAML file, over `default`. Errors name the file and the key."""
     flags = _yaml_flags(Path(path))
@@ -125,10 +134,15 @@ def differences(old: object, new: object) -> list[str]:
 
 
 def _layer(config: TrainConfig, flags: list[str], *, source: str) -> TrainConfig:
+    return _parse(TrainConfig, flags, default=_preset(config, flags), source=source)
+
+
+def _preset(config: TrainConfig, flags: list[str]) -> TrainConfig:
+    """The configuration with the backbone that `--model` names, if the flags have it."""
     model, _ = _take_option(flags, "model")
-    if model is not None:
-        config = replace(config, model=model, backbone=presets.backbone(model))
-    return _parse(TrainConfig, flags, default=config, source=source)
+    if model is None:
+        return config
+    return replace(config, model=model, backbone=presets.backbone(model))
 
 
 def _parse(cls: type[Config], argv: list[str], *, default: Config | None, source: str) -> Config:
@@ -198,7 +212,7 @@ def _flag_hints(cls: type, prefix: str = "") -> dict[str, object]:
     for field in fields(cls):
         hint = hints[field.name]
         if is_dataclass(hint):
-            whole = (cls, field.name) == (TrainCommand, "train")
+            whole = hint is TrainConfig  # its options have no prefix
             found |= _flag_hints(hint, prefix if whole else f"{prefix}{field.name}.")
         else:
             found[prefix + field.name] = hint

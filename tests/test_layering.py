@@ -13,7 +13,7 @@ PACKAGE = Path(__file__).parents[1] / "sit_vit5"
 
 # Top to bottom; a module imports from floors below, and from its own package.
 FLOORS = [
-    {"convert"},
+    {"convert", "plan"},
     {"training", "evaluation", "sampling"},
     {"checkpoint"},
     {"data", "codecs", "metrics", "flow", "models"},
@@ -41,6 +41,7 @@ LIGHT = (
     "errors",
     "files",
     "rng",
+    "plan.options",
 )
 
 

@@ -1,0 +1,183 @@
+"""The numbers of a plan. `sit_vit5.plan.report` puts them into words."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+
+from sit_vit5.config import CheckpointConfig, TrainConfig
+from sit_vit5.data import build_source
+from sit_vit5.distributed import BatchPlan
+from sit_vit5.models.cost import denoiser_cost
+from sit_vit5.models.denoiser import Denoiser
+from sit_vit5.plan.devices import Device
+from sit_vit5.plan.encoding import Encoding, encoding
+from sit_vit5.plan.memory import Activations, activations
+from sit_vit5.plan.options import PlanCommand
+from sit_vit5.training.run import check_image_size
+
+FP32, MOMENTS = 4, 8  # bytes per weight
+# Left free: CUDA's own memory (about 0.5 GB), fragmentation, workspaces of the libraries.
+MARGIN = 0.1
+
+
+@dataclass(frozen=True)
+class Data:
+    """What the training data tell: kind and shape of an item, number of classes (0: none)."""
+
+    kind: str
+    item_shape: tuple[int, int, int]
+    num_classes: int
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Bytes on one GPU."""
+
+    weights: int
+    gradients: int
+    moments: int
+    averages: int
+    buckets: int
+    activations: Activations
+    encoder: int
+    encoding: int
+
+    @property
+    def total(self) -> int:
+        """Encoding is over before the forward pass: only the larger of the two counts."""
+        step = self.activations
+        step_bytes = step.weight_copies + step.kept + step.working
+        state = self.weights + self.gradients + self.moments + self.averages + self.buckets
+        return state + self.encoder + max(step_bytes, self.encoding)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """An estimate. flops: of one image's forward pass; seconds: of one step; bytes on disk."""
+
+    batch: BatchPlan
+    data: Data
+    encoding: Encoding
+    parameters: int
+    trainable: int
+    flops: int
+    memory: Memory
+    device: Device
+    fits: bool
+    model_seconds: float
+    encoding_seconds: float
+    checkpoint_bytes: int
+    disk_bytes: int
+
+    @property
+    def step_flops(self) -> int:
+        """Forward and backward of a whole batch; backward costs two forwards."""
+        return 3 * self.flops * self.batch.batch_size
+
+
+def make_plan(options: PlanCommand) -> Plan:
+    """The estimate for a training configuration on some GPUs."""
+    config, device = options.train, options.peaks()
+    batch = BatchPlan(config.batch_size, config.accumulation, options.gpus)
+    data = describe_data(config, options.classes)
+    encoded = describe_encoding(config, data, batch.micro_batch_size)
+    network = _network(config, encoded.latent_shape, data.num_classes)
+    parameters = sum(p.numel() for p in network.parameters())
+    trainable = sum(p.numel() for p in network.parameters() if p.requires_grad)
+    flops = denoiser_cost(
+        config.backbone,
+        in_channels=encoded.latent_shape[0],
+        input_size=encoded.latent_shape[1:],
+        num_classes=data.num_classes,
+    ).flops
+    memory = estimate_memory(config, batch, encoded, data, parameters, trainable)
+    checkpoint = checkpoint_bytes(parameters, trainable, averages=len(config.ema.decays))
+    rate = options.gpus * options.utilisation * 1e12  # FLOPs per second and TFLOPS of peak
+    return Plan(
+        batch=batch,
+        data=data,
+        encoding=encoded,
+        parameters=parameters,
+        trainable=trainable,
+        flops=flops,
+        memory=memory,
+        device=device,
+        fits=memory.total <= (1 - MARGIN) * device.memory_gb * 1e9,
+        model_seconds=3 * flops * batch.batch_size / (rate * getattr(device, config.precision)),
+        encoding_seconds=encoded.flops * batch.batch_size / (rate * device.fp32),
+        checkpoint_bytes=checkpoint,
+        disk_bytes=checkpoint * checkpoints_on_disk(config.checkpoint, config.steps),
+    )
+
+
+def describe_data(config: TrainConfig, classes: int) -> Data:
+    """What the named data tell; `classes` and RGB images where none are named."""
+    if config.data.source is None and config.data.path is None:
+        side = config.data.image_size
+        return Data("images", (3, side, side), 0 if config.data.unconditional else classes)
+    source = build_source(config.data)
+    return Data(source.kind, source.item_shape, len(source.class_names))
+
+
+def describe_encoding(config: TrainConfig, data: Data, micro_batch_size: int) -> Encoding:
+    """What the codec adds; nothing where the data are latents already."""
+    if data.kind == "latents":
+        return Encoding(1, data.item_shape)
+    encoded = encoding(config.codec, data.item_shape, micro_batch_size)
+    check_image_size(config.data.image_size, encoded.factor, config.backbone.patch_size)
+    return encoded
+
+
+def estimate_memory(
+    config: TrainConfig,
+    batch: BatchPlan,
+    encoded: Encoding,
+    data: Data,
+    parameters: int,
+    trainable: int,
+) -> Memory:
+    """Bytes on one GPU, item by item."""
+    return Memory(
+        weights=FP32 * parameters,
+        gradients=FP32 * trainable,
+        moments=MOMENTS * trainable,
+        averages=FP32 * parameters * len(config.ema.decays),
+        # DistributedDataParallel sends gradients from buckets of its own.
+        buckets=FP32 * trainable if batch.processes > 1 else 0,
+        activations=activations(
+            lambda: _build(config, encoded.latent_shape, data.num_classes),
+            encoded.latent_shape,
+            micro_batch_size=batch.micro_batch_size,
+            precision=config.precision,
+        ),
+        encoder=encoded.weights,
+        encoding=encoded.working,
+    )
+
+
+def checkpoint_bytes(parameters: int, trainable: int, *, averages: int) -> int:
+    """Weights, averages and AdamW's moments; the small files are not counted."""
+    return FP32 * parameters * (1 + averages) + MOMENTS * trainable
+
+
+def checkpoints_on_disk(config: CheckpointConfig, steps: int) -> int:
+    """The largest number at one time: those kept, and the next one while it is written."""
+    written = 1 + (math.ceil(steps / config.every) if config.every else 1)
+    return written if config.keep == 0 else min(config.keep + 1, written)
+
+
+def _network(config: TrainConfig, latent_shape: tuple[int, int, int], num_classes: int) -> Denoiser:
+    with torch.device("meta"):
+        return _build(config, latent_shape, num_classes)
+
+
+def _build(config: TrainConfig, latent_shape: tuple[int, int, int], num_classes: int) -> Denoiser:
+    return Denoiser(
+        config.backbone,
+        in_channels=latent_shape[0],
+        input_size=latent_shape[1:],
+        num_classes=num_classes,
+    )

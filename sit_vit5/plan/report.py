@@ -1,0 +1,133 @@
+"""A plan in words."""
+
+from __future__ import annotations
+
+from sit_vit5.plan.estimate import MARGIN, Plan
+from sit_vit5.plan.options import PlanCommand
+
+
+def report(options: PlanCommand, plan: Plan) -> str:
+    """The whole estimate with what it assumes."""
+    config, latents = options.train, " x ".join(map(str, plan.encoding.latent_shape))
+    classes = f"{plan.data.num_classes} classes" if plan.data.num_classes else "unconditional"
+    lines = [
+        f"estimate for {config.model}, latents {latents}, {classes}, {config.precision}, on "
+        f"{options.gpus} x {options.device}",
+        "",
+        *_work(plan),
+        "",
+        *_memory(options, plan),
+        "",
+        *_disk(options, plan),
+        "",
+        *_time(options, plan),
+        "",
+        "assumed:",
+        *(f"- {line}" for line in _assumptions(options, plan)),
+    ]
+    return "\n".join(lines)
+
+
+def _work(plan: Plan) -> list[str]:
+    batch, images = plan.batch, plan.batch.batch_size
+    lines = [
+        f"parameters: {plan.parameters:,}, of them trainable {plan.trainable:,}",
+        f"batch: {batch.micro_batch_size} per forward pass x {batch.processes} processes x "
+        f"{batch.accumulation} accumulation steps = {images} images per step",
+        f"FLOPs per step: {plan.step_flops / 1e12:,.4g} TFLOP = 3 x {plan.flops / 1e9:,.4g} GFLOP "
+        f"x {images} images (forward once, backward twice as much; 2 per multiply-add)",
+    ]
+    if plan.encoding.flops:
+        lines.append(
+            f"encoding, on top: {plan.encoding.flops * images / 1e12:,.4g} TFLOP = "
+            f"{plan.encoding.flops / 1e9:,.4g} GFLOP x {images} images, in fp32"
+        )
+    return lines
+
+
+def _memory(options: PlanCommand, plan: Plan) -> list[str]:
+    memory, step = plan.memory, plan.memory.activations
+    averages = len(options.train.ema.decays)
+    autocast = options.train.precision == "bf16"
+    fixed = "bf16 copies of weights under autocast" if autocast else "rotary tables"
+    items = [
+        ("weights, fp32", memory.weights),
+        ("gradients, fp32", memory.gradients),
+        ("AdamW's two moments, fp32", memory.moments),
+        (f"EMA, {averages} fp32 {'copies' if averages > 1 else 'copy'}", memory.averages),
+        ("gradient buckets between processes, fp32", memory.buckets),
+        (fixed, step.weight_copies),
+        (f"activations of {plan.batch.micro_batch_size} images", step.kept),
+        ("working memory of the backward pass", step.working),
+        ("autoencoder, fp32", memory.encoder),
+    ]
+    step_bytes = step.weight_copies + step.kept + step.working
+    if memory.encoding > step_bytes:
+        items.append(("encoding, beyond what a step takes", memory.encoding - step_bytes))
+    unit, size = ("GB", 1e9) if memory.total >= 1e9 else ("MB", 1e6)
+    lines = [f"memory per GPU in {unit} (1 {unit} = {size:,.0f} bytes)"]
+    items = [(name, count) for name, count in items if count >= 0.005 * size] + [
+        ("sum", memory.total)
+    ]
+    lines += [f"  {name:<42}{count / size:>9.2f}" for name, count in items]
+    room = f"{plan.device.memory_gb:g} GB less {MARGIN:.0%} for CUDA and fragmentation"
+    if plan.fits:
+        lines.append(f"fits: yes ({room})")
+    else:
+        lines.append(f"fits: no ({room}); raise --accumulation, or --gpus")
+    return lines
+
+
+def _disk(options: PlanCommand, plan: Plan) -> list[str]:
+    keep = options.train.checkpoint.keep
+    kept = f"the newest {keep} and the one being written" if keep else "all of them"
+    return [
+        f"disk: {plan.checkpoint_bytes / 1e9:.3g} GB per checkpoint, "
+        f"{plan.disk_bytes / 1e9:,.3g} GB for {kept}"
+    ]
+
+
+def _time(options: PlanCommand, plan: Plan) -> list[str]:
+    config, device = options.train, plan.device
+    seconds = plan.model_seconds + plan.encoding_seconds
+    lines = [
+        f"time: {_duration(config.steps * seconds)} for {config.steps:,} steps "
+        f"({1 / seconds:,.3g} steps per second) at {options.utilisation:.0%} of the peak",
+        f"  model: {_duration(config.steps * plan.model_seconds)} at "
+        f"{getattr(device, config.precision):g} TFLOPS {config.precision} per GPU",
+    ]
+    if plan.encoding.flops:
+        lines.append(
+            f"  encoding: {_duration(config.steps * plan.encoding_seconds)} at "
+            f"{device.fp32:g} TFLOPS fp32 per GPU, without TF32"
+        )
+    return lines
+
+
+def _duration(seconds: float) -> str:
+    for unit, length in (("days", 86400), ("hours", 3600)):
+        if seconds >= length:
+            return f"{seconds / length:,.1f} {unit}"
+    return f"{seconds:.3g} seconds"
+
+
+def _assumptions(options: PlanCommand, plan: Plan) -> list[str]:
+    config = options.train
+    lines = [
+        "nothing was run on such a device: peaks and memory are the vendor's, dense, and the "
+        f"utilisation {options.utilisation:g} is a guess that depends on model, batch and driver",
+        "activations are counted tensor by tensor on the model itself, with a fused attention; "
+        "what the allocator rounds up or keeps free is not in them",
+        "the sum takes every item at its largest, though gradients grow as activations go",
+        "only FLOPs take time: small models are slower, held up by launching their operations",
+        "loading images, gradients between processes, checkpoints and previews take no time",
+    ]
+    if config.data.source is None and config.data.path is None:
+        lines.append(f"no data are named: RGB images, {plan.data.num_classes} classes (--classes)")
+    if config.compile:
+        lines.append("blocks are not compiled: compiling keeps fewer activations")
+    if plan.encoding.flops:
+        lines.append("every image is encoded anew in every step, by Stable Diffusion's autoencoder")
+    if plan.encoding.note:
+        lines.append(plan.encoding.note)
+    return lines

@@ -1,0 +1,327 @@
+"""The estimate against hand calculations, real tensors and real checkpoints; its command."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from dataclasses import replace
+
+import pytest
+import torch
+from helpers import ROOT, command_environment
+from torch import nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.flop_counter import FlopCounterMode
+
+from sit_vit5 import presets
+from sit_vit5.cli import load_config, parse_over_train
+from sit_vit5.config import CheckpointConfig, CodecConfig
+from sit_vit5.errors import UserError
+from sit_vit5.models.denoiser import Denoiser
+from sit_vit5.plan.devices import DEVICES
+from sit_vit5.plan.encoding import encoding
+from sit_vit5.plan.estimate import checkpoint_bytes, checkpoints_on_disk, make_plan
+from sit_vit5.plan.memory import LiveMemory, activations, call_peak
+from sit_vit5.plan.options import PlanCommand
+from sit_vit5.plan.report import report
+from sit_vit5.precision import autocast
+from sit_vit5.training.learner import Learner
+
+IMAGENET = "configs/imagenet256_vit5_xl.yaml"
+# Width 8, one block, on 8x8 digits: small enough to count by hand.
+BY_HAND = [
+    "--model", "SiT-Nano/2", "--backbone.width", "8", "--backbone.depth", "1",
+    "--backbone.heads", "2", "--backbone.mlp-ratio", "2", "--data.image-size", "8",
+    "--codec.name", "identity", "--precision", "fp32", "--batch-size", "8",
+    "--accumulation", "2", "--ema.decays", "0.9", "0.99",
+]  # fmt: skip
+
+
+def planned(*argv: str) -> PlanCommand:
+    return parse_over_train(PlanCommand, list(argv))
+
+
+def by_hand(*argv: str, gpus: int = 2) -> PlanCommand:
+    return planned(*BY_HAND, "--gpus", str(gpus), "--data.source", "digits", *argv)
+
+
+def test_a_tiny_plan_is_what_the_hand_calculation_says():
+    options = by_hand(
+        "--utilisation", "0.5", "--tflops-fp32", "0.001",
+        "--steps", "100", "--checkpoint.every", "10",
+    )  # fmt: skip
+    plan = make_plan(options)
+    # Patch, positions, time, labels, modulation, qkv, projection, MLP, last modulation, output.
+    parameters = 40 + 128 + 2056 + 72 + 88 + 432 + 216 + 72 + 144 + 136 + 144 + 36
+    trainable = parameters - 128
+    # 16 tokens: patch, qkv, projection, two products of attention, MLP, output; then per image.
+    multiply_adds = 16 * (32 + 192 + 64 + 2 * 16 * 8 + 256 + 32) + 2048 + 64 + 384 + 128
+    assert (plan.parameters, plan.trainable) == (parameters, trainable)
+    assert plan.flops == 2 * multiply_adds
+    assert plan.batch.micro_batch_size == 2
+    assert plan.step_flops == 3 * 8 * 2 * multiply_adds
+    assert plan.model_seconds == pytest.approx(plan.step_flops / (2 * 0.5 * 1e9))
+    assert plan.encoding_seconds == 0 and plan.memory.encoder == 0
+    memory = plan.memory
+    assert memory.weights == 4 * parameters and memory.averages == 2 * 4 * parameters
+    assert memory.gradients == memory.buckets == 4 * trainable
+    assert memory.moments == 8 * trainable
+    assert plan.checkpoint_bytes == 3 * 4 * parameters + 8 * trainable
+    assert plan.disk_bytes == 4 * plan.checkpoint_bytes
+    one = make_plan(by_hand(gpus=1))
+    assert one.memory.buckets == 0 and one.batch.micro_batch_size == 4
+
+
+def test_the_sum_holds_every_item_and_the_larger_of_step_and_encoding():
+    memory = make_plan(by_hand()).memory
+    step = memory.activations
+    state = memory.weights + memory.gradients + memory.moments + memory.averages + memory.buckets
+    own = step.weight_copies + step.kept + step.working
+    assert own > 0 and memory.total == state + own
+    assert replace(memory, encoder=7, encoding=own + 5).total == state + 7 + own + 5
+    assert replace(memory, encoder=7, encoding=own - 5).total == state + 7 + own
+
+
+def network(name: str, side: int = 32) -> Denoiser:
+    return Denoiser(
+        presets.backbone(name), in_channels=4, input_size=(side, side), num_classes=1000
+    )
+
+
+def kept_for_backward(model: Denoiser, images: int, precision: str) -> int:
+    """Bytes that autograd really keeps for the backward pass on the CPU, weights excepted."""
+    weights = {p.untyped_storage().data_ptr() for p in model.parameters()}
+    kept = {}
+
+    def pack(tensor: torch.Tensor) -> torch.Tensor:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in weights:
+            kept[storage.data_ptr()] = storage
+        return tensor
+
+    latents, t = torch.randn(images, 4, 32, 32), torch.rand(images)
+    labels = torch.zeros(images, dtype=torch.long)
+    hooks = torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor)
+    with hooks, autocast(latents.device, precision):
+        loss = model(latents, t, labels).square().mean()
+    assert loss.requires_grad
+    return sum(storage.nbytes() for storage in kept.values())
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp32"])
+@pytest.mark.parametrize("name", ["SiT-S/2", "ViT5-S/2"])
+def test_activations_are_what_autograd_keeps_within_half_a_percent(name, precision):
+    counted = activations(
+        lambda: network(name), (4, 32, 32), micro_batch_size=2, precision=precision
+    )
+    real = kept_for_backward(network(name), 2, precision)
+    assert counted.weight_copies + counted.kept == pytest.approx(real, rel=0.005)
+
+
+def test_bf16_keeps_a_copy_of_every_weight_that_meets_a_token():
+    counted = activations(
+        lambda: network("SiT-S/2"), (4, 32, 32), micro_batch_size=1, precision="bf16"
+    )
+    # 12 blocks of attention (4 matrices) and MLP (8) of 384 x 384, and the patch embedding.
+    weights = 12 * 12 * 384**2 + 16 * 384
+    assert counted.weight_copies == pytest.approx(2 * weights, rel=0.001)
+
+
+def test_live_memory_counts_what_lives_and_what_lived():
+    x = torch.zeros(256)
+    with LiveMemory([x]) as memory:
+        view = x.view(16, 16)
+        assert memory.now == 0
+        y = view + 1
+        z = y * 2
+        assert memory.now == 2048
+        del y
+        assert memory.now == 1024 and memory.peak == 2048
+        del z
+    assert memory.now == 0
+
+
+def test_backward_takes_twice_the_flops_of_forward():
+    model = network("SiT-Micro/2", 16)
+    with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
+        loss = model(torch.randn(1, 4, 16, 16), torch.rand(1), torch.zeros(1, dtype=torch.long))
+        forward = counter.get_total_flops()
+        loss.square().mean().backward()
+    assert counter.get_total_flops() / forward == pytest.approx(3, rel=0.01)
+
+
+def test_a_checkpoint_has_the_bytes_that_are_planned():
+    config = by_hand().train
+    learner = Learner(config, (1, 8, 8), tuple("0123456789"), torch.device("cpu"))
+    for parameter in learner.model.parameters():
+        if parameter.requires_grad:
+            parameter.grad = torch.ones_like(parameter)
+    learner.update(0)
+    tensors = learner.tensors()
+    moments = {n: v for n, v in tensors["optimizer"].items() if not n.startswith("step.")}
+    real = [tensors["model"], moments, *tensors["averages"].values()]
+    plan = make_plan(by_hand())
+    assert len(tensors["averages"]) == 2
+    assert plan.checkpoint_bytes == sum(v.nbytes for part in real for v in part.values())
+
+
+@pytest.mark.parametrize(
+    ("keep", "every", "steps", "expected"),
+    [(3, 10, 100, 4), (0, 10, 100, 11), (0, 10, 101, 12), (3, 0, 100, 2), (1, 10, 5, 2)],
+)
+def test_checkpoints_on_disk(keep, every, steps, expected):
+    assert checkpoints_on_disk(CheckpointConfig(every=every, keep=keep), steps) == expected
+    assert checkpoint_bytes(10, 6, averages=2) == 4 * 30 + 8 * 6
+
+
+def test_stable_diffusions_encoder_is_counted_without_its_weights():
+    small = encoding(CodecConfig("sd-vae-ema"), (3, 256, 256), 1)
+    assert small.latent_shape == (4, 32, 32) and small.factor == 8
+    assert small.weights == 4 * 83_653_863  # Rombach et al. (2022), f8 with KL
+    # The first convolutions alone: 3 -> 128 and four of 128 -> 128, 3x3, at 256x256.
+    assert small.flops > 2 * 256**2 * 9 * 128 * (3 + 4 * 128)
+    # At least two maps of 128 channels at full size in fp32 live together.
+    assert small.working > 2 * 4 * 128 * 256**2
+    double = encoding(CodecConfig("sd-vae-mse"), (3, 256, 256), 2)
+    assert double.flops == small.flops and double.weights == small.weights
+    assert double.working == pytest.approx(2 * small.working, rel=0.01)
+
+
+def test_the_autoencoder_of_a_folder_is_counted_like_a_real_one(tmp_path):
+    from diffusers import AutoencoderKL
+
+    vae = AutoencoderKL(
+        block_out_channels=(8, 8),
+        down_block_types=("DownEncoderBlock2D",) * 2,
+        up_block_types=("UpDecoderBlock2D",) * 2,
+        layers_per_block=1,
+        norm_num_groups=4,
+        latent_channels=2,
+    )
+    vae.save_pretrained(tmp_path)
+    found = encoding(CodecConfig("sd-vae-ema", str(tmp_path)), (3, 16, 32), 2)
+    with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH), torch.no_grad():
+        vae.encode(torch.zeros(1, 3, 16, 32))
+    assert found.flops == counter.get_total_flops() > 0
+    assert found.latent_shape == (2, 8, 16)
+    assert found.weights == 4 * sum(p.numel() for p in vae.parameters())
+
+
+def test_the_imagenet_recipe_is_sits_and_can_be_planned():
+    config = load_config(ROOT / IMAGENET)
+    assert config.data.path is None and config.data.source is None
+    assert (config.steps, config.batch_size, config.optimizer.lr) == (7_000_000, 256, 1e-4)
+    assert (config.optimizer.warmup_steps, config.optimizer.clip_norm) == (0, 0)
+    assert config.ema.decays == (0.9999,) and not config.ema.warmup
+    assert config.codec.name == "sd-vae-ema" and config.backbone.recipe.layer_scale == "sum"
+    assert "not reproduced here" in (ROOT / IMAGENET).read_text()
+    assert config.backbone == presets.backbone("ViT5-XL/2")
+
+
+def test_xl_at_batch_256_does_not_fit_eight_cards_of_24_gb():
+    # github.com/facebookresearch/DiT/issues/22: a user's out-of-memory error.
+    options = planned("--model", "SiT-XL/2", "--precision", "fp32", "--device", "rtx4090")
+    plan = make_plan(options)
+    assert plan.batch.micro_batch_size == 32 and not plan.fits
+    assert "fits: no" in report(options, plan) and "--accumulation" in report(options, plan)
+    assert 24e9 < plan.memory.total < DEVICES["h100"].memory_gb * 1e9
+
+
+def test_time_is_of_model_and_encoder_each_at_its_own_peak():
+    options = planned("--model", "SiT-S/2", "--gpus", "4", "--utilisation", "0.25")
+    plan = make_plan(options)
+    assert DEVICES["h200"].bf16 == 989.5 and DEVICES["h200"].fp32 == 67
+    assert plan.model_seconds == pytest.approx(3 * plan.flops * 256 / (4 * 0.25 * 989.5e12))
+    encoder = encoding(CodecConfig(), (3, 256, 256), 1).flops
+    assert plan.encoding_seconds == pytest.approx(encoder * 256 / (4 * 0.25 * 67e12))
+    assert plan.memory.encoding > plan.memory.activations.kept  # small model, big encoder
+    assert "encoding, beyond what a step takes" in report(options, plan)
+
+
+def test_classes_are_counted_in_the_data_or_given():
+    assert make_plan(by_hand("--classes", "5")).data.num_classes == 10
+    without = [*BY_HAND, "--gpus", "2"]
+    assert make_plan(planned(*without, "--classes", "5")).data.num_classes == 5
+    unconditional = make_plan(planned(*without, "--data.unconditional", "True"))
+    assert unconditional.data.num_classes == 0 and unconditional.data.item_shape == (3, 8, 8)
+
+
+def command(*arguments: str, code: int = 0) -> subprocess.CompletedProcess:
+    shown = subprocess.run(
+        [sys.executable, "-m", "sit_vit5.plan", *arguments],
+        cwd=ROOT, env=command_environment(), capture_output=True, text=True, timeout=180,
+    )  # fmt: skip
+    assert shown.returncode == code, shown.stderr
+    return shown
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (["--batch-size", "100"], "not divisible by 8 processes x 1 accumulation steps; use 96"),
+        (["--gpus", "0"], "gpus 0 must be at least 1"),
+        (["--classes", "0"], "classes 0 must be at least 1"),
+        (["--device", "h20"], "unknown device 'h20'; nearest: h200, h100"),
+        (["--utilisation", "40"], "utilisation 40.0 must lie in"),
+        (["--memory-gb", "0"], "memory_gb 0.0 must be above 0"),
+        (["--tflops-bf16", "nan"], "tflops_bf16 nan must be finite"),
+        (["--model", "ViT5-XXL"], "nearest: ViT5-XL"),
+        (["--data.image-size", "264"], "use 256 or 272"),
+        (["--data.path", "absent"], "absent does not exist"),
+        (["--config", "absent.yaml"], "absent.yaml does not exist"),
+        (["--gpu", "8"], "nearest: gpus"),
+    ],
+)
+def test_a_wrong_plan_is_refused(argv, message):
+    with pytest.raises(UserError, match=message):
+        make_plan(planned(*argv))
+
+
+def test_the_command_answers_on_both_configurations():
+    shown = command("--config", IMAGENET, "--gpus", "8", "--device", "h200").stdout
+    for words in (
+        "ViT5-XL/2, latents 4 x 32 x 32, 1000 classes, bf16, on 8 x h200",
+        "parameters: 675,087,568",
+        "32 per forward pass x 8 processes x 1 accumulation steps = 256 images",
+        "fits: yes",
+        "7,000,000 steps",
+        "encoding: ",
+    ):
+        assert words in shown
+    shown = command("--config", "configs/digits.yaml", "--gpus", "1").stdout
+    assert "10 classes, fp32, on 1 x h200" in shown and "memory per GPU in MB" in shown
+    assert "encoding" not in shown
+
+
+def test_a_wrong_command_gets_one_line_and_status_two():
+    (line,) = command("--device", "v100", code=2).stderr.splitlines()
+    assert line.startswith("error: ") and "h100" in line
+
+
+@pytest.mark.parametrize("module", ["sit_vit5.plan", "sit_vit5.models"])
+def test_help_lists_the_options_without_torch(module):
+    code = (
+        "import runpy, sys\n"
+        f"sys.argv = [{module!r}, '--help']\n"
+        "try:\n"
+        f"    runpy.run_module({module!r}, run_name='__main__', alter_sys=True)\n"
+        "except SystemExit as stop:\n"
+        "    assert not stop.code\n"
+        "assert 'torch' not in sys.modules\n"
+    )
+    shown = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=ROOT, env=command_environment(), capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
+    assert shown.returncode == 0, shown.stderr
+    expected = {
+        "sit_vit5.plan": ["--gpus INT", "--optimizer.lr FLOAT", "--config"],
+        "sit_vit5.models": ["--image-size INT", "--json"],
+    }[module]
+    assert all(option in shown.stdout for option in expected)
+
+
+def test_modules_count_the_call_and_not_their_own_weights():
+    layer = nn.Linear(64, 32, bias=False)
+    x = torch.zeros(8, 64)
+    assert call_peak(layer, lambda: layer(x)) == 4 * 8 * 32
