@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -15,6 +16,8 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from sit_vit5 import presets
 from sit_vit5.cli import load_config, parse_over_train
+from sit_vit5.codecs import CODECS
+from sit_vit5.codecs.identity import IdentityCodec
 from sit_vit5.config import CheckpointConfig, CodecConfig
 from sit_vit5.errors import UserError
 from sit_vit5.models.denoiser import Denoiser
@@ -244,6 +247,37 @@ def test_classes_are_counted_in_the_data_or_given():
     assert make_plan(planned(*without, "--classes", "5")).data.num_classes == 5
     unconditional = make_plan(planned(*without, "--data.unconditional", "True"))
     assert unconditional.data.num_classes == 0 and unconditional.data.item_shape == (3, 8, 8)
+
+
+def test_latents_need_no_codec(monkeypatch):
+    cached = SimpleNamespace(kind="latents", item_shape=(4, 6, 8), class_names=("a", "b"))
+    monkeypatch.setattr("sit_vit5.plan.estimate.build_source", lambda data: cached)
+    options = planned("--model", "SiT-Nano/2", "--data.path", "cache")
+    plan = make_plan(options)
+    assert plan.encoding.latent_shape == (4, 6, 8) and plan.data.num_classes == 2
+    assert plan.memory.encoder == plan.encoding_seconds == 0
+    assert "latents 4 x 6 x 8, 2 classes" in report(options, plan)
+
+
+def test_a_codec_that_is_not_counted_is_named(monkeypatch):
+    monkeypatch.setitem(CODECS, "other", IdentityCodec)
+    options = by_hand()
+    options = replace(options, train=replace(options.train, codec=CodecConfig("other")))
+    assert "the codec other is not counted" in report(options, make_plan(options))
+    assert "not counted" not in report(by_hand(), make_plan(by_hand()))
+
+
+def test_the_report_says_what_the_options_change():
+    def shown(*argv: str) -> str:
+        options = by_hand("--tflops-fp32", "1e-6", *argv)
+        return report(options, make_plan(options))
+
+    assert "for all of them" in shown("--checkpoint.keep", "0")
+    assert "not compiled" in shown("--compile", "True") and "not compiled" not in shown()
+    # 3 x 31,872 x 8 FLOPs at 2 x 0.4 x 1e6 per second: 0.956 s a step.
+    assert "time: 9.56 seconds for 10 steps" in shown("--steps", "10")
+    assert "time: 2.7 hours for 10,000 steps" in shown("--steps", "10000")
+    assert "time: 11.1 days for 1,000,000 steps" in shown("--steps", "1000000")
 
 
 def command(*arguments: str, code: int = 0) -> subprocess.CompletedProcess:
