@@ -11,7 +11,7 @@ from einops import rearrange
 from torch import Tensor, nn
 
 from sit_vit5.models.rope import rotate
-from sit_vit5.precision import at_least_fp32
+from sit_vit5.precision import at_least_fp32, no_autocast
 from sit_vit5.recipes import Recipe
 
 EPS = 1e-6
@@ -157,7 +157,7 @@ class Attention(nn.Module):
 
     def weights(self, q: Tensor, k: Tensor) -> Tensor:
         """softmax(q k / sqrt(d)) in fp32, (B, K, N, N); with a sink, rows sum to less than 1."""
-        with torch.autocast(q.device.type, enabled=False):
+        with no_autocast(q.device):
             logits = q.float() @ k.float().mT / q.shape[-1] ** 0.5
             if self.sink is None:
                 return logits.softmax(-1)
@@ -166,7 +166,7 @@ class Attention(nn.Module):
 
     def _attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         if self.fp32_math:
-            with torch.autocast(q.device.type, enabled=False):
+            with no_autocast(q.device):
                 return (self.weights(q, k) @ v.float()).to(v.dtype)
         bias = None
         if self.sink is not None:  # one more key of that logit, whose value is zero
