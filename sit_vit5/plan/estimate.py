@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -12,6 +12,7 @@ from sit_vit5.data import build_source
 from sit_vit5.distributed import BatchPlan
 from sit_vit5.models.cost import denoiser_cost
 from sit_vit5.models.denoiser import Denoiser
+from sit_vit5.models.layers import set_attention
 from sit_vit5.plan.devices import Device
 from sit_vit5.plan.encoding import Encoding, encoding
 from sit_vit5.plan.memory import Activations, activations
@@ -56,7 +57,11 @@ class Memory:
 
 @dataclass(frozen=True)
 class Plan:
-    """An estimate. flops: of one image's forward pass; seconds: of one step; bytes on disk."""
+    """An estimate. flops: of one image's forward pass; seconds: of one step; bytes on disk.
+
+    passes: forward passes that a step's FLOPs are worth; memory_if_switched: with the other value
+    of `recompute`.
+    """
 
     batch: BatchPlan
     data: Data
@@ -64,9 +69,10 @@ class Plan:
     parameters: int
     trainable: int
     flops: int
+    passes: int
     memory: Memory
+    memory_if_switched: Memory
     device: Device
-    fits: bool
     model_seconds: float
     encoding_seconds: float
     checkpoint_bytes: int
@@ -75,7 +81,11 @@ class Plan:
     @property
     def step_flops(self) -> int:
         """Forward and backward of a whole batch; backward costs two forwards."""
-        return 3 * self.flops * self.batch.batch_size
+        return self.passes * self.flops * self.batch.batch_size
+
+    def fits(self, memory: Memory) -> bool:
+        """Whether the device has room for it, with the margin."""
+        return memory.total <= (1 - MARGIN) * self.device.memory_gb * 1e9
 
 
 def make_plan(options: PlanCommand) -> Plan:
@@ -93,7 +103,11 @@ def make_plan(options: PlanCommand) -> Plan:
         input_size=encoded.latent_shape[1:],
         num_classes=data.num_classes,
     ).flops
-    memory = estimate_memory(config, batch, encoded, data, parameters, trainable)
+    memory, switched = (
+        estimate_memory(option, batch, encoded, data, parameters, trainable)
+        for option in (config, replace(config, recompute=not config.recompute))
+    )
+    passes = 4 if config.recompute else 3
     checkpoint = checkpoint_bytes(parameters, trainable, averages=len(config.ema.decays))
     rate = options.gpus * options.utilisation * 1e12  # FLOPs per second and TFLOPS of peak
     return Plan(
@@ -103,10 +117,14 @@ def make_plan(options: PlanCommand) -> Plan:
         parameters=parameters,
         trainable=trainable,
         flops=flops,
+        passes=passes,
         memory=memory,
+        memory_if_switched=switched,
         device=device,
-        fits=memory.total <= (1 - MARGIN) * device.memory_gb * 1e9,
-        model_seconds=3 * flops * batch.batch_size / (rate * getattr(device, config.precision)),
+        model_seconds=passes
+        * flops
+        * batch.batch_size
+        / (rate * getattr(device, config.precision)),
         encoding_seconds=encoded.flops * batch.batch_size / (rate * device.fp32),
         checkpoint_bytes=checkpoint,
         disk_bytes=checkpoint * checkpoints_on_disk(config.checkpoint, config.steps),
@@ -175,9 +193,12 @@ def _network(config: TrainConfig, latent_shape: tuple[int, int, int], num_classe
 
 
 def _build(config: TrainConfig, latent_shape: tuple[int, int, int], num_classes: int) -> Denoiser:
-    return Denoiser(
+    model = Denoiser(
         config.backbone,
         in_channels=latent_shape[0],
         input_size=latent_shape[1:],
         num_classes=num_classes,
     )
+    set_attention(model, config.attention)
+    model.recompute = config.recompute
+    return model

@@ -57,7 +57,7 @@ class Activations:
     """Bytes of one micro-batch beyond weights, gradients and optimizer state.
 
     weight_copies: what does not grow with the batch, the bf16 weights under autocast; kept: what
-    the forward pass keeps for the backward pass; working: what the backward pass needs on top.
+    the forward pass keeps for the backward pass; working: what the step needs on top at its peak.
     """
 
     weight_copies: int

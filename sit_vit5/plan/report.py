@@ -30,12 +30,14 @@ def report(options: PlanCommand, plan: Plan) -> str:
 
 def _work(plan: Plan) -> list[str]:
     batch, images = plan.batch, plan.batch.batch_size
+    tera, giga = plan.step_flops / 1e12, plan.flops / 1e9
+    again = ", and once again in the backward pass" if plan.passes == 4 else ""
     lines = [
         f"parameters: {plan.parameters:,}, of them trainable {plan.trainable:,}",
         f"batch: {batch.micro_batch_size} per forward pass x {batch.processes} processes x "
         f"{batch.accumulation} accumulation steps = {images} images per step",
-        f"FLOPs per step: {plan.step_flops / 1e12:,.4g} TFLOP = 3 x {plan.flops / 1e9:,.4g} GFLOP "
-        f"x {images} images (forward once, backward twice as much; 2 per multiply-add)",
+        f"FLOPs per step: {tera:,.4g} TFLOP = {plan.passes} x {giga:,.4g} GFLOP x "
+        f" {images} images (forward once{again}, backward twice as much; 2 per multiply-add)",
     ]
     if plan.encoding.flops:
         lines.append(
@@ -58,7 +60,7 @@ def _memory(options: PlanCommand, plan: Plan) -> list[str]:
         ("gradient buckets between processes, fp32", memory.buckets),
         (fixed, step.weight_copies),
         (f"activations of {plan.batch.micro_batch_size} images", step.kept),
-        ("working memory of the backward pass", step.working),
+        ("working memory of forward and backward", step.working),
         ("autoencoder, fp32", memory.encoder),
     ]
     step_bytes = step.weight_copies + step.kept + step.working
@@ -71,10 +73,17 @@ def _memory(options: PlanCommand, plan: Plan) -> list[str]:
     ]
     lines += [f"  {name:<42}{count / size:>9.2f}" for name, count in items]
     room = f"{plan.device.memory_gb:g} GB less {MARGIN:.0%} for CUDA and fragmentation"
-    if plan.fits:
+    switched, other = plan.memory_if_switched, not options.train.recompute
+    lines.append(
+        f"with --recompute {other}: activations "
+        f"{switched.activations.kept / size:,.2f} {unit}, sum {switched.total / size:,.2f} {unit}, "
+        f"{'4' if other else '3'} forward passes' FLOPs per step instead of {plan.passes}"
+    )
+    if plan.fits(memory):
         lines.append(f"fits: yes ({room})")
     else:
-        lines.append(f"fits: no ({room}); raise --accumulation, or --gpus")
+        help_ = "--recompute True, or raise" if other and plan.fits(switched) else "raise"
+        lines.append(f"fits: no ({room}); {help_} --accumulation or --gpus")
     return lines
 
 
@@ -116,7 +125,7 @@ def _assumptions(options: PlanCommand, plan: Plan) -> list[str]:
     lines = [
         "nothing was run on such a device: peaks and memory are the vendor's, dense, and the "
         f"utilisation {options.utilisation:g} is a guess that depends on model, batch and driver",
-        "activations are counted tensor by tensor on the model itself, with a fused attention; "
+        "activations are counted tensor by tensor on the model itself; "
         "what the allocator rounds up or keeps free is not in them",
         "the sum takes every item at its largest, though gradients grow as activations go",
         "only FLOPs take time: small models are slower, held up by launching their operations",

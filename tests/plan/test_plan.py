@@ -121,6 +121,20 @@ def test_activations_are_what_autograd_keeps_within_half_a_percent(name, precisi
     assert counted.weight_copies + counted.kept == pytest.approx(real, rel=0.005)
 
 
+def test_recomputing_keeps_little_more_than_the_blocks_inputs():
+    def build(recompute: bool) -> Denoiser:
+        model = network("ViT5-S/2")
+        model.recompute = recompute
+        return model
+
+    little, all_of_it = (
+        activations(lambda r=r: build(r), (4, 32, 32), micro_batch_size=4, precision="fp32").kept
+        for r in (True, False)
+    )
+    inputs = 12 * 4 * 260 * 384 * 4  # blocks, images, tokens, channels, bytes
+    assert inputs < little < 1.5 * inputs < all_of_it / 8
+
+
 def test_bf16_keeps_a_copy_of_every_weight_that_meets_a_token():
     counted = activations(
         lambda: network("SiT-S/2"), (4, 32, 32), micro_batch_size=1, precision="bf16"
@@ -225,9 +239,36 @@ def test_xl_at_batch_256_does_not_fit_eight_cards_of_24_gb():
     # github.com/facebookresearch/DiT/issues/22: a user's out-of-memory error.
     options = planned("--model", "SiT-XL/2", "--precision", "fp32", "--device", "rtx4090")
     plan = make_plan(options)
-    assert plan.batch.micro_batch_size == 32 and not plan.fits
+    assert plan.batch.micro_batch_size == 32 and not plan.fits(plan.memory)
     assert "fits: no" in report(options, plan) and "--accumulation" in report(options, plan)
     assert 24e9 < plan.memory.total < DEVICES["h100"].memory_gb * 1e9
+
+
+def test_recompute_costs_a_forward_pass_and_saves_memory():
+    small = ("--model", "ViT5-Nano/2", "--data.image-size", "32", "--codec.name", "identity")
+    kept, again = (make_plan(planned(*small, "--recompute", r)) for r in ("False", "True"))
+    assert (kept.passes, again.passes) == (3, 4)
+    assert again.step_flops * 3 == kept.step_flops * 4
+    assert again.model_seconds == pytest.approx(kept.model_seconds * 4 / 3)
+    assert kept.memory_if_switched == again.memory and again.memory_if_switched == kept.memory
+    assert again.memory.total < kept.memory.total
+    tight = f"{(kept.memory.total + again.memory.total) / 2e9 / 0.9}"
+    options = planned(*small, "--memory-gb", tight)
+    assert "fits: no" in report(options, make_plan(options))
+    assert "; --recompute True, or raise" in report(options, make_plan(options))
+    options = planned(*small, "--memory-gb", tight, "--recompute", "True")
+    shown = report(options, make_plan(options))
+    assert "fits: yes" in shown and "once again in the backward pass" in shown
+
+
+def test_attention_written_out_keeps_its_weights():
+    small = ("--model", "ViT5-Nano/2", "--data.image-size", "32", "--codec.name", "identity")
+    fused, written = (
+        make_plan(planned(*small, "--attention", name)).memory.activations.kept
+        for name in ("fused", "fp32_math")
+    )
+    # 4 blocks, 32 images, 4 heads, 260 x 260 softmax weights in fp32.
+    assert written - fused > 4 * 32 * 4 * 260**2 * 4
 
 
 def test_time_is_of_model_and_encoder_each_at_its_own_peak():
