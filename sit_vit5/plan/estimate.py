@@ -97,12 +97,7 @@ def make_plan(options: PlanCommand) -> Plan:
     network = _network(config, encoded.latent_shape, data.num_classes)
     parameters = sum(p.numel() for p in network.parameters())
     trainable = sum(p.numel() for p in network.parameters() if p.requires_grad)
-    flops = denoiser_cost(
-        config.backbone,
-        in_channels=encoded.latent_shape[0],
-        input_size=encoded.latent_shape[1:],
-        num_classes=data.num_classes,
-    ).flops
+    flops = _forward_flops(config, encoded.latent_shape, data.num_classes)
     memory, switched = (
         estimate_memory(option, batch, encoded, data, parameters, trainable)
         for option in (config, replace(config, recompute=not config.recompute))
@@ -185,6 +180,18 @@ def checkpoints_on_disk(config: CheckpointConfig, steps: int) -> int:
     """The largest number at one time: those kept, and the next one while it is written."""
     written = 1 + (math.ceil(steps / config.every) if config.every else 1)
     return written if config.keep == 0 else min(config.keep + 1, written)
+
+
+def _forward_flops(
+    config: TrainConfig, latent_shape: tuple[int, int, int], num_classes: int
+) -> int:
+    cost = denoiser_cost(
+        config.backbone,
+        in_channels=latent_shape[0],
+        input_size=latent_shape[1:],
+        num_classes=num_classes,
+    )
+    return cost.flops
 
 
 def _network(config: TrainConfig, latent_shape: tuple[int, int, int], num_classes: int) -> Denoiser:
