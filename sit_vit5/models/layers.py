@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from einops import rearrange
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 
 from sit_vit5.models.rope import rotate
 from sit_vit5.precision import at_least_fp32, no_autocast
@@ -17,12 +18,34 @@ from sit_vit5.recipes import Recipe
 EPS = 1e-6
 
 
+class _OverRMS(torch.autograd.Function):
+    """x / rms(x) with its gradient written out: autograd's own takes three times as long on a CPU.
+
+    With y = x / r and g the gradient by y, that by x is (g - y mean(g y)) / r.
+    """
+
+    @staticmethod
+    def forward(ctx, x: Tensor) -> Tensor:
+        # fp32: squares of bf16 activations lose the small channels in a sum over the width.
+        dtype = torch.promote_types(x.dtype, torch.float32)
+        norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=dtype)
+        inverse = torch.rsqrt(norm.square() / x.shape[-1] + EPS)
+        y = x * inverse
+        ctx.save_for_backward(y, inverse)
+        ctx.dtype = x.dtype
+        return y
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, g: Tensor) -> Tensor:
+        y, inverse = ctx.saved_tensors
+        along = (g * y).mean(-1, keepdim=True)
+        return (torch.addcmul(g, y, along, value=-1) * inverse).to(ctx.dtype)
+
+
 def over_rms(x: Tensor) -> Tensor:
-    """x / rms(x) over the last axis, in fp32 or fp64."""
-    # fp32: squares of bf16 activations lose the small channels in a sum over the width.
-    dtype = torch.promote_types(x.dtype, torch.float32)
-    norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=dtype)
-    return x * torch.rsqrt(norm.square() / x.shape[-1] + EPS)
+    """x / rms(x) over the last axis, in fp32 or fp64; differentiable once."""
+    return _OverRMS.apply(x)
 
 
 class RMSNorm(nn.Module):

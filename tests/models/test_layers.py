@@ -177,6 +177,17 @@ def test_norms_reduce_in_fp32_under_bf16(scale):
         close_to_fp64(LayerNorm(1152, affine=False)(x), exact, 2**-8)
 
 
+@pytest.mark.parametrize("scale", [1e-4, 1.0, 1e3])
+def test_the_written_gradient_of_the_norm_is_that_of_autograd(scale):
+    x = (scale * torch.randn(3, 7, dtype=torch.float64)).requires_grad_()
+    assert torch.autograd.gradcheck(over_rms, x, eps=1e-6 * scale, atol=1e-5 / scale)
+    plain = x / (x.square().mean(-1, keepdim=True) + 1e-6).sqrt()
+    g = torch.randn(3, 7, dtype=torch.float64)
+    torch.testing.assert_close(over_rms(x), plain)
+    expected = torch.autograd.grad(plain, x, g)
+    torch.testing.assert_close(torch.autograd.grad(over_rms(x), x, g), expected)
+
+
 @pytest.mark.parametrize("scale", LARGE)
 def test_queries_and_keys_are_normed_and_turned_in_fp32_under_bf16(scale):
     torch.manual_seed(0)
