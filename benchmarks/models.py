@@ -12,6 +12,7 @@ import statistics
 import time
 import warnings
 from collections.abc import Callable
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -50,37 +51,39 @@ def main() -> None:
 
 def against_diffusers(options: argparse.Namespace) -> None:
     """Recipe DiT against diffusers' DiT, B/2 and XL/2, 32x32x4 latents."""
-    from diffusers import DiTTransformer2DModel
-
     for name, batch in (("DiT-B/2", options.batch), ("DiT-XL/2", max(1, options.batch // 4))):
-        backbone = presets.backbone(name)
-        ours = denoiser(name, options).eval()
-        peer = (
-            DiTTransformer2DModel(
-                num_attention_heads=backbone.heads,
-                attention_head_dim=backbone.width // backbone.heads,
-                in_channels=4,
-                out_channels=4,
-                num_layers=backbone.depth,
-                sample_size=32,
-                patch_size=2,
-                num_embeds_ada_norm=1000,
-                norm_type="ada_norm_zero",
-            )
-            .to(options.device)
-            .eval()
-        )
-        if options.compile:
-            for block in peer.transformer_blocks:
-                block.compile(dynamic=False)
+        ours, peer = denoiser(name, options).eval(), diffusers_dit(name, options)
         x, t, labels = inputs(batch, options.device)
+        steps = (t * 999).long()
         pair(
             f"{name} batch {batch}, ours and diffusers",
-            lambda: ours(x, t, labels),
-            lambda: peer(x, (t * 999).long(), class_labels=labels).sample,
+            partial(ours, x, t, labels),
+            partial(peer, x, steps, class_labels=labels, return_dict=False),
             ours,
             options,
         )
+
+
+def diffusers_dit(name: str, options: argparse.Namespace) -> nn.Module:
+    """diffusers' DiT of the same size."""
+    from diffusers import DiTTransformer2DModel
+
+    backbone = presets.backbone(name)
+    peer = DiTTransformer2DModel(
+        num_attention_heads=backbone.heads,
+        attention_head_dim=backbone.width // backbone.heads,
+        in_channels=4,
+        out_channels=4,
+        num_layers=backbone.depth,
+        sample_size=32,
+        patch_size=2,
+        num_embeds_ada_norm=1000,
+        norm_type="ada_norm_zero",
+    )
+    if options.compile:
+        for block in peer.transformer_blocks:
+            block.compile(dynamic=False)
+    return peer.to(options.device).eval()
 
 
 def against_timm(options: argparse.Namespace) -> None:
@@ -95,7 +98,7 @@ def against_timm(options: argparse.Namespace) -> None:
             block.compile(dynamic=False)
     images = torch.randn(options.batch, 3, 256, 256, device=options.device)
     title = f"ViT-5-B/16 batch {options.batch}, ours and timm rope_reg1_gap"
-    pair(title, lambda: ours(images), lambda: peer(images), ours, options)
+    pair(title, partial(ours, images), partial(peer, images), ours, options)
 
 
 def against_sit(options: argparse.Namespace) -> None:
@@ -103,7 +106,7 @@ def against_sit(options: argparse.Namespace) -> None:
     ours, plain = denoiser("ViT5-B/2", options), denoiser("SiT-B/2", options)
     x, t, labels = inputs(options.batch, options.device)
     title = f"ViT5-B/2 and SiT-B/2 batch {options.batch}"
-    pair(title, lambda: ours(x, t, labels), lambda: plain(x, t, labels), ours, options)
+    pair(title, partial(ours, x, t, labels), partial(plain, x, t, labels), ours, options)
 
 
 def training_step(options: argparse.Namespace) -> None:
@@ -170,26 +173,31 @@ def step_of(model: Denoiser, x: Tensor, t: Tensor, labels: Tensor, precision: st
 
 def pair(title: str, ours: Run, peer: Run, model: nn.Module, options: argparse.Namespace) -> None:
     """Prints forward and training of both in every precision, with their ratio."""
-    device = torch.device(options.device)
+    flops = count(model, lambda _: ours())
     for precision in options.precisions:
-
-        def forward(call: Run, precision: str = precision) -> None:
-            with torch.no_grad(), autocast(device, precision):
-                call()
-
-        def train(call: Run, precision: str = precision) -> None:
-            with autocast(device, precision):
-                loss = call().square().mean()
-            loss.backward()
-
         for kind, run, cost in (("forward", forward, 1), ("training", train, 3)):
-            mine, its = medians([lambda run=run: run(ours), lambda run=run: run(peer)], options)
-            flops = cost * count(model, lambda _: ours())
-            share = flops / mine / options.peak[precision]
+            runs = [partial(run, call, precision, options) for call in (ours, peer)]
+            mine, its = medians(runs, options)
+            share = cost * flops / mine / options.peak[precision]
             print(
                 f"{title}, {precision} {kind}: {mine:.3f} s and {its:.3f} s, "
-                f"ratio {its / mine:.2f}, ours at {share:.0%} of the matmul peak"
+                f"ratio {its / mine:.2f}, ours at {share:.0%} of the matmul peak",
+                flush=True,
             )
+
+
+def forward(call: Run, precision: str, options: argparse.Namespace) -> None:
+    """One forward pass as in sampling."""
+    with torch.no_grad(), autocast(torch.device(options.device), precision):
+        call()
+
+
+def train(call: Run, precision: str, options: argparse.Namespace) -> None:
+    """One forward and backward pass."""
+    with autocast(torch.device(options.device), precision):
+        output = call()
+        loss = (output[0] if isinstance(output, tuple) else output).square().mean()
+    loss.backward()
 
 
 def medians(runs: list[Run], options: argparse.Namespace) -> list[float]:
@@ -207,11 +215,11 @@ def medians(runs: list[Run], options: argparse.Namespace) -> list[float]:
 
 
 def matmul_peak(device: str, precision: str) -> float:
-    """FLOPS of a large square matrix product, the best of five."""
+    """FLOPS of a large square matrix product, the best of twelve."""
     dtype = torch.bfloat16 if precision == "bf16" else torch.float32
     a, b = (torch.randn(4096, 4096, device=device, dtype=dtype) for _ in range(2))
     times = []
-    for _ in range(6):
+    for _ in range(12):
         synchronize(device)
         start = time.perf_counter()
         a @ b

@@ -177,12 +177,13 @@ def _python_words(argv: list[str], hints: dict[str, object]) -> list[str]:
 
 def _one_line(boxed: str) -> str:
     """The message of tyro's error box: its lines up to the first rule, joined."""
-    lines = [line.strip("│ ") for line in boxed.splitlines()[1:]]
     message = []
-    for line in lines:
-        if not line or set(line) <= set("─╰╯-"):  # a rule; dashes where the terminal is ASCII
+    for line in boxed.splitlines()[1:]:  # the first is the title
+        text = line.strip("│ ")
+        if not set(text) <= set("─╰╯-"):
+            message.append(text)
+        elif message:  # a rule; where the terminal is ASCII there is one before the message too
             break
-        message.append(line)
     # Our own checks name the field themselves; tyro puts the class before it.
     text = re.sub(r"^Error parsing (\w+: )?", "", " ".join(message))
     return text.rstrip(".") + "; see --help"

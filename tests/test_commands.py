@@ -410,3 +410,15 @@ def test_compiled_recomputed_blocks_on_two_processes_train_as_eager_ones(tmp_pat
     assert eager.keys() == compiled.keys()
     for name in eager:
         torch.testing.assert_close(eager[name], compiled[name], rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "utf-8"])
+def test_errors_read_the_same_on_an_ascii_terminal(encoding):
+    shown = subprocess.run(
+        command_line("train_sit.py", "--steps", 0),
+        cwd=ROOT,
+        env=command_environment() | {"PYTHONIOENCODING": encoding},
+        capture_output=True,
+        text=True,
+    )
+    assert shown.stderr == "error: steps 0 must be at least 1; see --help\n"

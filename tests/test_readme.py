@@ -8,8 +8,16 @@ import shlex
 import pytest
 from helpers import ROOT
 
-from sit_vit5.cli import parse, parse_train
-from sit_vit5.config import GenerateConfig, GridConfig, MetricsConfig
+from sit_vit5.cli import parse, parse_over_train, parse_train
+from sit_vit5.config import (
+    AttentionConfig,
+    ConvertConfig,
+    GenerateConfig,
+    GridConfig,
+    MetricsConfig,
+)
+from sit_vit5.models.__main__ import ListConfig
+from sit_vit5.plan.options import PlanCommand
 
 README = (ROOT / "README.md").read_text()
 PARSERS = {
@@ -17,6 +25,10 @@ PARSERS = {
     "sample/grid.py": lambda argv: parse(GridConfig, argv),
     "sample/generate.py": lambda argv: parse(GenerateConfig, argv),
     "evaluate/metrics.py": lambda argv: parse(MetricsConfig, argv),
+    "evaluate/attention.py": lambda argv: parse(AttentionConfig, argv),
+    "sit_vit5.convert": lambda argv: parse(ConvertConfig, argv),
+    "sit_vit5.models": lambda argv: parse(ListConfig, argv),
+    "sit_vit5.plan": lambda argv: parse_over_train(PlanCommand, argv),
 }
 
 
