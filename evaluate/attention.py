@@ -28,7 +28,11 @@ def open_subject(options: AttentionConfig, device: torch.device) -> Subject:
     loaded = load(sampler, device)
     label = find_classes([options.label], loaded.class_names)[0] if options.label else None
     return denoiser_subject(
-        options, loaded.checkpoint, model=loaded.model, codec=loaded.codec, label=label
+        options,
+        loaded.checkpoint,
+        model=loaded.generator.model,
+        codec=loaded.generator.codec,
+        label=label,
     )
 
 

@@ -20,17 +20,15 @@ def main(argv: list[str]) -> None:
     from sit_vit5.sampling.load import load
 
     processes = join_processes()
-    loaded = load(options, processes.device)
+    loaded = load(options, processes.device, default_scale=2.0)
     wanted = find_classes(options.classes, loaded.class_names)
     step = loaded.checkpoint.state.step
-    scale = loaded.settings.guidance_scale
+    guidance = loaded.generator.settings.guidance
     grid = sample_grid(
-        {f"step {step}, {options.weights}, guidance {scale:g}": loaded.model},
-        loaded.codec,
+        {f"step {step}, {options.weights}, guidance {guidance.scale:g}": loaded.generator},
         classes=wanted if options.classes else wanted[:10],
         class_names=loaded.class_names,
         columns=options.columns,
-        settings=loaded.settings,
         batch_size=options.batch_size,
         progress=True,
     )

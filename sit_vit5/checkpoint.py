@@ -46,7 +46,10 @@ _LEFT_BY_A_KILL = re.compile(r"step_\d+\.(partial|replaced|pruned)")
 
 @dataclass(frozen=True)
 class State:
-    """Everything about a checkpoint that is neither weights nor configuration."""
+    """Everything about a checkpoint that is neither weights nor configuration.
+
+    out_channels and timesteps: an imported DiT's, see `Denoiser`.
+    """
 
     step: int
     images_seen: int
@@ -57,6 +60,8 @@ class State:
     class_names: tuple[str, ...]
     data: dict
     codec: dict
+    out_channels: int | None = None
+    timesteps: int = 0
     schema: int = SCHEMA
     versions: dict = field(
         default_factory=lambda: {"sit_vit5": __version__, "torch": torch.__version__}
@@ -101,6 +106,8 @@ class Checkpoint:
                 in_channels=self.state.in_channels,
                 input_size=self.state.input_size,
                 num_classes=len(self.state.class_names),
+                out_channels=self.state.out_channels,
+                timesteps=self.state.timesteps,
             )
         load_weights(model, self.weights(weights), self.folder, assign=True)
         return model

@@ -48,12 +48,23 @@ class CodecConfig:
 
 @dataclass(frozen=True)
 class ObjectiveConfig:
-    """Path and times of the velocity that the network learns; part of every checkpoint."""
+    """What the network learns; part of every checkpoint and read by every sampler."""
 
-    interpolant: Literal["linear"] = "linear"
+    interpolant: Literal["linear", "gvp", "vp"] = "linear"
     """Path from noise (t = 0) to data (t = 1)."""
-    times: Literal["uniform"] = "uniform"
+    prediction: Literal["velocity", "score", "noise", "data"] = "velocity"
+    """What the network predicts."""
+    weights: Literal["none", "velocity", "likelihood"] = "none"
+    """Weight of the squared error over t, for score, noise and data: none, that of the velocity
+    loss, or a bound of the likelihood."""
+    times: Literal["uniform", "logit_normal"] = "uniform"
     """Distribution of t in training."""
+    times_mean: float = 0.0
+    """Mean of logit t for logit_normal."""
+    times_std: float = 1.0
+    """Standard deviation of logit t for logit_normal."""
+    shift: float = 1.0
+    """Shifts t towards noise in training and in the samplers' grids (SD3); 1: not."""
     class_dropout: float = 0.1
     """Probability that a sample's label is replaced by the null label."""
 
@@ -106,7 +117,7 @@ class PreviewConfig:
     """Images per class."""
     classes: int = 10
     """Number of classes shown, from the first."""
-    method: str = "heun"
+    method: Literal["euler", "midpoint", "heun", "heun3", "rk4", "ab2"] = "heun"
     """Sampler of the grids."""
     steps: int = 25
     """Sampler steps."""
@@ -160,6 +171,47 @@ class TrainConfig:
         check_train(self)
 
 
+# Methods that choose their steps, and methods that draw noise; all others have a fixed grid.
+ADAPTIVE_METHODS = ("dopri5", "dopri8", "bosh3", "adaptive_heun", "fehlberg2")
+SDE_METHODS = ("euler_maruyama", "stochastic_heun")
+
+
+@dataclass(frozen=True)
+class GuidanceConfig:
+    """Classifier-free guidance, or autoguidance by a worse network."""
+
+    scale: float | None = None
+    """1 is off and costs half; None: 1 for sample sets, 2 for grids of models with a null label."""
+    channels: int | None = None
+    """Number of channels guided, from the first; None: all. SiT's and DiT's code guide 3 of 4."""
+    interval: tuple[float, float] = (0.0, 1.0)
+    """Lowest and highest t at which guidance acts; elsewhere it costs nothing."""
+    interval_unit: Literal["t", "sigma", "step"] = "t"
+    """Unit of the interval: our t, noise levels sigma / alpha, or numbers of solver steps."""
+    schedule: Literal["constant", "linear", "cosine"] = "constant"
+    """How the scale rises over the interval; its mean is the scale."""
+    reference: str | None = None
+    """Checkpoint of a worse network to push away from (autoguidance); None: the null label."""
+    reference_weights: str = "ema"
+    """That checkpoint's weights: raw, ema or ema_DECAY."""
+
+
+@dataclass(frozen=True)
+class SdeConfig:
+    """The choices of euler_maruyama and stochastic_heun."""
+
+    diffusion: Literal[
+        "constant", "sbdm", "sigma", "linear", "decreasing", "increasing-decreasing"
+    ] = "sigma"
+    """Diffusion coefficient w_t; the noise is sqrt(2 w_t) dW."""
+    norm: float = 1.0
+    """Factor of the coefficient."""
+    last_step: Literal["none", "mean", "euler", "tweedie"] = "mean"
+    """Last step to t = 1, without noise."""
+    last_step_size: float = 0.04
+    """Its size in t."""
+
+
 @dataclass(frozen=True)
 class SamplerConfig:
     """How noise becomes images."""
@@ -168,12 +220,22 @@ class SamplerConfig:
     """Checkpoint folder, a run folder, or its file `latest`."""
     weights: str = "ema"
     """raw, ema (the slowest average), or ema_DECAY such as ema_0.9999."""
-    method: str = "heun"
-    """Fixed-step solver: euler or heun."""
-    steps: int = 50
-    """Integration intervals between t = 0 and t = 1."""
-    guidance_scale: float = 1.0
-    """Classifier-free guidance on all channels; 1 is off and costs half."""
+    method: Literal[
+        "euler", "midpoint", "heun", "heun3", "rk4", "ab2",
+        "dopri5", "dopri8", "bosh3", "adaptive_heun", "fehlberg2",
+        "euler_maruyama", "stochastic_heun",
+    ] = "heun"  # fmt: skip
+    """ODE on a fixed grid, ODE with steps of its own choice (from dopri5 on), or SDE (last two)."""
+    steps: int | None = None
+    """Integration intervals, an SDE's last step included; fixed grids only. None: 50, SDE 250."""
+    atol: float | None = None
+    """Absolute tolerance of an adaptive method; None: 1e-6."""
+    rtol: float | None = None
+    """Relative tolerance of an adaptive method; None: 1e-3."""
+    shift: float | None = None
+    """Shift of the grid towards noise; None: the checkpoint's own, as in training."""
+    eps: float | None = None
+    """Distance in t from an end where the prediction is singular; None: SiT's, 1e-3."""
     batch_size: int = 64
     """Images per network call and process."""
     precision: Literal["bf16", "fp32"] = "fp32"
@@ -184,17 +246,17 @@ class SamplerConfig:
     """Image i starts from the noise of (seed, i), whatever the batch or process."""
     codec_path: str | None = None
     """Folder of the autoencoder, if it is not where training found it."""
+    guidance: GuidanceConfig = GuidanceConfig()
+    sde: SdeConfig = SdeConfig()
 
     def __post_init__(self) -> None:
-        check_values(self)
+        check_sampler(self)
 
 
 @dataclass(frozen=True)
 class GridConfig(SamplerConfig):
     """Draw a labelled grid of samples, one row per class."""
 
-    guidance_scale: float | None = None
-    """Classifier-free guidance; 1 is off; None: 2, or 1 for a model without a null label."""
     columns: int = 8
     """Images per class."""
     classes: tuple[str, ...] = ()
@@ -250,6 +312,8 @@ class ConvertConfig:
     """File of a released ViT-5 or DeiT-III classifier, or of SiT (.pt, .pth or .safetensors)."""
     to: str
     """Folder to write; it must not exist."""
+    kind: Literal["sit", "dit"] | None = None
+    """SiT or DiT, whose files have the same keys; None: as the file's name says."""
     step: int = 0
     """Optimizer steps behind the weights, for the record; 0: unknown."""
     heads: int | None = None
@@ -330,7 +394,16 @@ _AT_LEAST = {
     "head": 0,
     "image_size": 1,
     "num_samples": 1,
-    "guidance_scale": 0,
+    "guidance.scale": 0,
+    "guidance.channels": 1,
+    "objective.shift": 1e-6,
+    "objective.times_std": 0,
+    "atol": 0,
+    "rtol": 0,
+    "shift": 1e-6,
+    "eps": 0,
+    "sde.norm": 0,
+    "sde.last_step_size": 0,
 }
 
 
@@ -341,6 +414,14 @@ def check_train(config: TrainConfig) -> None:
         raise UserError(f"seed {config.seed} must be below 2**63")
     if config.objective.class_dropout >= 1:
         raise UserError(f"objective.class_dropout {config.objective.class_dropout} must be below 1")
+    objective = config.objective
+    if objective.weights != "none" and objective.prediction == "velocity":
+        raise UserError(
+            f"objective.weights {objective.weights} has no effect on the prediction velocity; use "
+            "none, or predict score, noise or data"
+        )
+    if objective.times == "uniform" and (objective.times_mean, objective.times_std) != (0, 1):
+        raise UserError("objective.times_mean and times_std need objective.times logit_normal")
     if config.optimizer.eps == 0:
         raise UserError("optimizer.eps 0 must be above 0: a still weight would divide by zero")
     if not all(0 <= beta < 1 for beta in config.optimizer.betas):
@@ -352,6 +433,38 @@ def check_train(config: TrainConfig) -> None:
         raise UserError(
             f"name {config.name!r} must be a plain folder name; use output_dir for paths"
         )
+
+
+def check_sampler(config: SamplerConfig) -> None:
+    """Refuses options of another method than the chosen one, and intervals upside down."""
+    check_values(config)
+    method = config.method
+    if method in ADAPTIVE_METHODS:
+        foreign = {"steps": config.steps, "shift": config.shift}
+        reason = f"{method} chooses its steps; use atol and rtol, or a fixed-step method"
+    else:
+        foreign = {"atol": config.atol, "rtol": config.rtol}
+        reason = f"{method} has a fixed grid; use steps, or an adaptive method such as dopri5"
+    for name, value in foreign.items():
+        if value is not None:
+            raise UserError(f"{name} {value:g} has no effect: {reason}")
+    if method not in SDE_METHODS and config.sde != SdeConfig():
+        raise UserError(f"sde options have no effect on {method}; use {' or '.join(SDE_METHODS)}")
+    for name in ("atol", "rtol"):
+        if getattr(config, name) == 0:
+            raise UserError(f"{name} 0 must be above 0")
+    if config.eps is not None and not 0 < config.eps < 0.5:
+        raise UserError(f"eps {config.eps} must lie between 0 and 0.5")
+    if config.sde.last_step == "none":
+        if config.sde.last_step_size not in (0, SdeConfig.last_step_size):
+            raise UserError("sde.last_step_size has no effect with sde.last_step none")
+    elif not 0 < config.sde.last_step_size < 1:
+        raise UserError(f"sde.last_step_size {config.sde.last_step_size} must lie between 0 and 1")
+    low, high = config.guidance.interval
+    if low > high:
+        raise UserError(f"guidance.interval {low:g} {high:g} is upside down; give low, then high")
+    if config.guidance.interval_unit == "t" and not 0 <= low <= high <= 1:
+        raise UserError(f"guidance.interval {low:g} {high:g} must lie within 0 and 1")
 
 
 def check_attention(config: AttentionConfig) -> None:

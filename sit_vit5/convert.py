@@ -1,16 +1,17 @@
 """Official weights as our folders: `python -m sit_vit5.convert SiT-XL-2-256.pt --to DIR`.
 
-SiT becomes a checkpoint that sampling, evaluation and `--init-from` read; a ViT-5 or DeiT-III
+SiT and DiT become checkpoints that sampling, evaluation and `--init-from` read; a ViT-5 or DeiT-III
 classifier becomes a classifier folder.
 """
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sit_vit5.cli import parse, run
-from sit_vit5.config import ConvertConfig, TrainConfig
+from sit_vit5.config import ConvertConfig, ObjectiveConfig, TrainConfig
 from sit_vit5.errors import UserError
 from sit_vit5.files import check_output, file_hash
 from sit_vit5.presets import model_name
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
 # Decay of the averages that DiT and SiT release.
 OFFICIAL_DECAY = 0.9999
 IMAGENET_CLASSES = 1000
+# DiT's discrete diffusion (beta from 1e-4 to 0.02 in 1,000 steps) follows the vp path closely.
+DIT_OBJECTIVE = ObjectiveConfig(interpolant="vp", prediction="noise")
 
 
 def main(argv: list[str]) -> None:
@@ -61,10 +64,10 @@ def convert_denoiser(official: OfficialFile, options: ConvertConfig, target: Pat
     from sit_vit5.codecs import build_codec
     from sit_vit5.models.official import official_denoiser
 
-    model = official_denoiser(official.weights, official.path, heads=options.heads)
-    raw = None
-    if official.raw is not None:
-        raw = official_denoiser(official.raw, official.path, heads=options.heads).state_dict()
+    dit = is_dit(options)
+    build = partial(official_denoiser, source=official.path, dit=dit, heads=options.heads)
+    model = build(official.weights)
+    raw = None if official.raw is None else build(official.raw).state_dict()
     codec = build_codec(options.codec.name, options.codec.path)
     state = State(
         step=options.step,
@@ -76,14 +79,27 @@ def convert_denoiser(official: OfficialFile, options: ConvertConfig, target: Pat
         class_names=_class_names(options.class_names, model.num_classes),
         data=_origin(official),
         codec=codec.identity,
+        out_channels=model.out_channels if dit else None,
+        timesteps=model.timesteps,
     )
     config = TrainConfig(
         model=model_name(model.backbone) or "SiT-XL/2",  # the backbone itself is recorded too
         codec=options.codec,
         backbone=model.backbone,
+        objective=DIT_OBJECTIVE if dit else ObjectiveConfig(),
     )
     averages = {OFFICIAL_DECAY: model.state_dict()}
     import_checkpoint(target, state, config, averages=averages, model=raw)
+
+
+def is_dit(options: ConvertConfig) -> bool:
+    """Whether the file is DiT's: their keys are the same, so the name or the user must say it."""
+    if options.kind is not None:
+        return options.kind == "dit"
+    name = Path(options.source).name.lower()
+    if ("sit" in name) == ("dit" in name):
+        raise UserError(f"the name {name} does not say whether it is SiT or DiT; give --kind")
+    return "dit" in name
 
 
 def _origin(official: OfficialFile) -> dict:

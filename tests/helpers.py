@@ -6,10 +6,14 @@ import os
 import sys
 from pathlib import Path
 
+import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
 from sit_vit5.checkpoint import open_checkpoint
+from sit_vit5.flow.interpolants import INTERPOLANTS, Coefficients
+from sit_vit5.models.denoiser import Denoiser
+from sit_vit5.presets import RECIPES, Backbone
 
 ROOT = Path(__file__).parents[1]
 
@@ -51,3 +55,45 @@ def golden_weights(name: str) -> dict[str, Tensor]:
     """The parameters of a golden fixture under their official names."""
     tensors = load_file(ROOT / "tests" / "golden" / f"{name}.safetensors")
     return {k.removeprefix("param."): t for k, t in tensors.items() if k.startswith("param.")}
+
+
+def tiny_denoiser(num_classes: int = 3, seed: int = 0) -> Denoiser:
+    """One block of 16 channels on 1x4x6 latents, with weights that make every path matter."""
+    torch.manual_seed(seed)
+    backbone = Backbone(16, 1, 2, patch_size=2, recipe=RECIPES["ViT5"])
+    model = Denoiser(backbone, in_channels=1, input_size=(4, 6), num_classes=num_classes)
+    for parameter in model.parameters():
+        parameter.data += 0.2 * torch.randn(parameter.shape)
+    return model.eval().requires_grad_(False)
+
+
+class Gauss:
+    """Data N(mu, s^2) per element on a path: what a perfect network predicts, in closed form."""
+
+    def __init__(self, interpolant: str, mu: float = 0.5, s: float = 0.6):
+        self.interpolant, self.mu, self.s = interpolant, mu, s
+
+    def path(self, t: Tensor) -> Coefficients:
+        return INTERPOLANTS[self.interpolant](t.reshape(-1, 1))
+
+    def mean(self, t: Tensor) -> Tensor:
+        return self.path(t).alpha_t * self.mu
+
+    def variance(self, t: Tensor) -> Tensor:
+        path = self.path(t)
+        return path.alpha_t**2 * self.s**2 + path.sigma_t**2
+
+    def sample(self, t: Tensor, generator: torch.Generator) -> Tensor:
+        noise = torch.randn(len(t), 1, generator=generator)
+        return self.mean(t) + self.variance(t) ** 0.5 * noise
+
+    def output(self, prediction: str, x_t: Tensor, t: Tensor) -> Tensor:
+        """x_t: (B, D); t: (B,)."""
+        path, deviation = self.path(t), (x_t - self.mean(t)) / self.variance(t)
+        data = self.mu + path.alpha_t * self.s**2 * deviation
+        return {
+            "data": data,
+            "noise": path.sigma_t * deviation,
+            "score": -deviation,
+            "velocity": path.d_alpha_t * data + path.sigma_d_sigma_t * deviation,
+        }[prediction]

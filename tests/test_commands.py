@@ -112,7 +112,7 @@ def test_generate_killed_and_run_again_makes_what_is_missing(command, trained, t
     def options(out: Path) -> list[object]:
         return [
             "--checkpoint", trained, "--num-samples", 600, "--batch-size", 4, "--steps", 20,
-            "--guidance-scale", 1.5, "--out", out,
+            "--guidance.scale", 1.5, "--out", out,
         ]  # fmt: skip
 
     command("sample/generate.py", *options(tmp_path / "whole"))

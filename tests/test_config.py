@@ -10,12 +10,27 @@ import pytest
 
 from sit_vit5 import presets, recipes
 from sit_vit5.cli import dump_config, load_config, parse, parse_train
-from sit_vit5.config import GridConfig, MetricsConfig, ObjectiveConfig, TrainConfig
+from sit_vit5.config import (
+    ADAPTIVE_METHODS,
+    SDE_METHODS,
+    GridConfig,
+    GuidanceConfig,
+    MetricsConfig,
+    ObjectiveConfig,
+    PreviewConfig,
+    SdeConfig,
+    TrainConfig,
+)
 from sit_vit5.errors import UserError
 from sit_vit5.flow.interpolants import INTERPOLANTS
+from sit_vit5.flow.loss import WEIGHTS
+from sit_vit5.flow.predictions import PREDICTIONS
 from sit_vit5.flow.times import TIMES
 from sit_vit5.models.layers import MLPS, TOKEN_NORMS
 from sit_vit5.recipes import Recipe
+from sit_vit5.sampling.guidance import SCHEDULES
+from sit_vit5.sampling.ode import SOLVERS
+from sit_vit5.sampling.sde import DIFFUSIONS, LAST_STEPS, SDE_SOLVERS
 
 
 def yaml_file(folder: Path, text: str) -> str:
@@ -163,6 +178,45 @@ def test_yaml_words_for_none_and_booleans_are_understood(tmp_path):
     assert config.backbone.recipe.rope_theta is None
 
 
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (["--method", "dopri5", "--steps", "5"], "steps 5 has no effect: dopri5 chooses its steps"),
+        (["--method", "dopri5", "--shift", "2"], "shift 2 has no effect"),
+        (["--rtol", "0.1"], "rtol 0.1 has no effect: heun has a fixed grid; use steps"),
+        (["--method", "dopri5", "--rtol", "0"], "rtol 0 must be above 0"),
+        (["--method", "dopri5", "--atol", "-1"], "atol -1.0 must be at least 0"),
+        (["--steps", "0"], "steps 0 must be at least 1"),
+        (["--sde.norm", "2"], "sde options have no effect on heun; use euler_maruyama or"),
+        (["--method", "euler_maruyama", "--sde.last-step-size", "1"], "lie between 0 and 1"),
+        (["--method", "euler_maruyama", "--sde.last-step", "none", "--sde.last-step-size", "0.1"],
+         "no effect with sde.last_step none"),
+        (["--method", "heum"], "heun"),
+        (["--guidance.interval", "0.8", "0.2"], "guidance.interval 0.8 0.2 is upside down"),
+        (["--guidance.interval", "0", "2"], "must lie within 0 and 1"),
+        (["--guidance.channels", "0"], "guidance.channels 0 must be at least 1"),
+        (["--guidance.scale", "-1"], "guidance.scale -1.0 must be at least 0"),
+        (["--eps", "0.7"], "eps 0.7 must lie between 0 and 0.5"),
+        (["--guidance-scale", "2"], "nearest: guidance.scale"),
+    ],
+)  # fmt: skip
+def test_options_of_another_sampler_are_refused_in_one_line(argv, message):
+    with pytest.raises(UserError) as error:
+        parse(GridConfig, ["--checkpoint", "x", *argv])
+    assert message in str(error.value) and "\n" not in str(error.value)
+
+
+def test_objectives_that_no_run_can_have_are_refused():
+    for argv, message in (
+        (["--objective.weights", "velocity"], "has no effect on the prediction velocity"),
+        (["--objective.times-mean", "1"], "need objective.times logit_normal"),
+        (["--objective.shift", "0"], "objective.shift 0.0 must be at least"),
+        (["--preview.method", "dopri5"], "dopri5"),
+    ):
+        with pytest.raises(UserError, match=message):
+            train_config(*argv)
+
+
 def test_sampling_commands_need_a_checkpoint_and_refuse_unknown_options():
     with pytest.raises(UserError, match="checkpoint"):
         parse(GridConfig, [])
@@ -179,7 +233,15 @@ def test_choices_on_the_command_line_are_the_implemented_ones():
     assert choices(Recipe, "norm") == set(TOKEN_NORMS)
     assert choices(Recipe, "mlp") == set(MLPS)
     assert choices(ObjectiveConfig, "interpolant") == set(INTERPOLANTS)
+    assert choices(ObjectiveConfig, "prediction") == set(PREDICTIONS)
+    assert choices(ObjectiveConfig, "weights") == {"none", *WEIGHTS}
     assert choices(ObjectiveConfig, "times") == set(TIMES)
+    assert choices(GuidanceConfig, "schedule") == set(SCHEDULES)
+    assert choices(SdeConfig, "diffusion") == set(DIFFUSIONS)
+    assert choices(SdeConfig, "last_step") == {"none", *LAST_STEPS}
+    assert set(SDE_METHODS) == set(SDE_SOLVERS)
+    assert choices(GridConfig, "method") == {*SOLVERS, *ADAPTIVE_METHODS, *SDE_SOLVERS}
+    assert choices(PreviewConfig, "method") == set(SOLVERS)
 
 
 @pytest.mark.parametrize("path", sorted(Path(__file__).parents[1].glob("configs/*.yaml")))

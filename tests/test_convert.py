@@ -36,7 +36,7 @@ def test_an_imported_sit_samples_and_evaluates_like_ours(tmp_path, sit, tiny_vae
         "sample/grid.py", "--checkpoint", folder, "--columns", 2, "--steps", 2, "--out", picture
     )
     assert Image.open(picture).width > 32
-    options = ("--num-samples", 4, "--steps", 1, "--guidance-scale", 1.5)
+    options = ("--num-samples", 4, "--steps", 1, "--guidance.scale", 1.5)
     command("sample/generate.py", "--checkpoint", folder, "--out", tmp_path / "s", *options)
     samples = np.load(tmp_path / "s" / "samples.npz")["arr_0"]
     assert samples.shape == (4, 16, 16, 3)

@@ -21,7 +21,7 @@ from sit_vit5.data.loader import from_uint8
 from sit_vit5.errors import UserError
 from sit_vit5.evaluation.attention_maps import Tokens
 from sit_vit5.evaluation.inputs import BUILT_IN, read_pixels
-from sit_vit5.flow.interpolants import interpolate
+from sit_vit5.flow.interpolants import coefficients
 from sit_vit5.models.classifier import ViT5Classifier
 from sit_vit5.models.classifier_folder import is_classifier_folder, load_classifier
 from sit_vit5.models.denoiser import Denoiser
@@ -103,7 +103,8 @@ def denoiser_subject(
     images = from_uint8(torch.from_numpy(pixels[None])).to(device)
     latents = codec.encode(images, noise("posterior") if codec.draws_noise else None)
     t = torch.full((1,), options.t, device=device)
-    x_t, _ = interpolate(trained.objective.interpolant, latents, noise("noise"), t)
+    path = coefficients(trained.objective.interpolant, t, latents)
+    x_t = path.alpha_t * latents + path.sigma_t * noise("noise")
     names, step = checkpoint.state.class_names, checkpoint.state.step
     labels = None if label is None else torch.tensor([label], device=device)
     named = "no class" if label in (None, model.null_label) else f"class {names[label]}"

@@ -27,6 +27,8 @@ class Denoiser(nn.Module):
     input_size: (h, w) of the latents it is trained at; other sizes divisible by the patch run with
     rotary tables of their own grid and resampled positions. num_classes 0: unconditional.
     out_channels: in_channels if None; an official DiT predicts twice as many (noise and variance).
+    timesteps: 0, or how many diffusion steps an official DiT knows: it reads t as their number,
+    timesteps * (1 - t) - 1, from timesteps - 1 at t = 0 down to 0.
     recompute: set it to keep only the blocks' inputs for the backward pass.
     """
 
@@ -40,6 +42,7 @@ class Denoiser(nn.Module):
         input_size: tuple[int, int],
         num_classes: int,
         out_channels: int | None = None,
+        timesteps: int = 0,
     ):
         super().__init__()
         if num_classes < 0 or in_channels < 1:
@@ -48,7 +51,7 @@ class Denoiser(nn.Module):
             )
         self.backbone = backbone
         self.in_channels, self.out_channels = in_channels, out_channels or in_channels
-        self.input_size = tuple(input_size)
+        self.input_size, self.timesteps = tuple(input_size), timesteps
         self.num_classes = num_classes
         width, recipe = backbone.width, backbone.recipe
 
@@ -84,6 +87,8 @@ class Denoiser(nn.Module):
             x = x + self._positions_on(grid)
         if self.backbone.recipe.registers:
             x = torch.cat([x, self.registers.expand(len(x), -1, -1)], dim=1)
+        if self.timesteps:
+            t = self.timesteps * (1 - t) - 1
         c = self.conditioning(t, labels)  # (B, D)
         rope = self.rope(grid, x.device)
         for block in self.blocks:

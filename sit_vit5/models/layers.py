@@ -11,11 +11,20 @@ from einops import rearrange
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from sit_vit5.models.rope import rotate
+from sit_vit5.models.rope import as_complex, rotate
 from sit_vit5.precision import at_least_fp32, no_autocast
 from sit_vit5.recipes import Recipe
 
 EPS = 1e-6
+
+
+def _divided(x: Tensor) -> tuple[Tensor, Tensor]:
+    """x / rms(x) over the last axis and 1 / rms(x), in fp32 or fp64."""
+    # fp32: squares of bf16 activations lose the small channels in a sum over the width.
+    dtype = torch.promote_types(x.dtype, torch.float32)
+    norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=dtype)
+    inverse = torch.rsqrt(norm.square() / x.shape[-1] + EPS)
+    return x * inverse, inverse
 
 
 class _OverRMS(torch.autograd.Function):
@@ -26,11 +35,7 @@ class _OverRMS(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, x: Tensor) -> Tensor:
-        # fp32: squares of bf16 activations lose the small channels in a sum over the width.
-        dtype = torch.promote_types(x.dtype, torch.float32)
-        norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=dtype)
-        inverse = torch.rsqrt(norm.square() / x.shape[-1] + EPS)
-        y = x * inverse
+        y, inverse = _divided(x)
         ctx.save_for_backward(y, inverse)
         ctx.dtype = x.dtype
         return y
@@ -40,12 +45,43 @@ class _OverRMS(torch.autograd.Function):
     def backward(ctx, g: Tensor) -> Tensor:
         y, inverse = ctx.saved_tensors
         along = (g * y).mean(-1, keepdim=True)
-        return (torch.addcmul(g, y, along, value=-1) * inverse).to(ctx.dtype)
+        return torch.addcmul(g, y, along, value=-1).mul_(inverse).to(ctx.dtype)
 
 
 def over_rms(x: Tensor) -> Tensor:
     """x / rms(x) over the last axis, in fp32 or fp64; differentiable once."""
     return _OverRMS.apply(x)
+
+
+class _NormedAndTurned(torch.autograd.Function):
+    """rotate(over_rms(x) * weight, table) in half the passes over memory, for calls one by one."""
+
+    @staticmethod
+    def forward(ctx, x: Tensor, weight: Tensor, table: Tensor) -> Tensor:
+        y, inverse = _divided(x)
+        z = y * weight if any(ctx.needs_input_grad) else y.mul_(weight)
+        as_complex(z).mul_(torch.view_as_complex(table))
+        ctx.save_for_backward(y, inverse, weight, table)
+        ctx.dtype = x.dtype
+        return z
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, g: Tensor) -> tuple[Tensor, Tensor, None]:
+        y, inverse, weight, table = ctx.saved_tensors
+        turned_back = as_complex(g) * torch.view_as_complex(table).conj()
+        g = torch.view_as_real(turned_back).flatten(-2)
+        by_weight = (g * y).sum_to_size(weight.shape)
+        g = g.mul_(weight)
+        along = (g * y).mean(-1, keepdim=True)
+        return torch.addcmul(g, y, along, value=-1).mul_(inverse).to(ctx.dtype), by_weight, None
+
+
+def normed_and_turned(x: Tensor, weight: Tensor, table: Tensor) -> Tensor:
+    """rotate(over_rms(x) * weight, table), in fp32 or fp64. x: (..., N, d); table: (N, d/2, 2)."""
+    if torch.compiler.is_compiling():  # fuses better what it sees through
+        return rotate(over_rms(x) * weight, table)
+    return _NormedAndTurned.apply(x, weight, table)
 
 
 class RMSNorm(nn.Module):
@@ -164,13 +200,17 @@ class Attention(nn.Module):
         qkv = F.linear(x, self.qkv.weight, self._bias())
         qkv = rearrange(qkv, "b n (three k d) -> three b k n d", three=3, k=self.heads)
         both, v = qkv[:2], qkv[2]
-        if self.q_norm is not None:
-            weight = torch.stack([self.q_norm.weight, self.k_norm.weight])
-            both = over_rms(both) * weight[:, None, None, None]
-        if rope is not None:
-            both = rotate(both, rope)
-        q, k = both.to(v.dtype)
+        q, k = self._prepare(both, rope).to(v.dtype)
         return q, k, v
+
+    def _prepare(self, both: Tensor, rope: Tensor | None) -> Tensor:
+        """Queries and keys (2, B, K, N, D/K), normed and rotated as the recipe has it."""
+        if self.q_norm is None:
+            return both if rope is None else rotate(both, rope)
+        weight = torch.stack([self.q_norm.weight, self.k_norm.weight])[:, None, None, None]
+        if rope is None:
+            return over_rms(both) * weight
+        return normed_and_turned(both, weight, rope)
 
     def _bias(self) -> Tensor | None:
         if self.qkv.bias is None or self.key_bias:

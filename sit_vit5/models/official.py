@@ -79,19 +79,34 @@ def read_official(path: Path) -> OfficialFile:
     return OfficialFile(path, _tensors(average, path), None if raw is None else _tensors(raw, path))
 
 
-def official_denoiser(weights: Weights, source: Path, *, heads: int | None = None) -> Denoiser:
-    """A denoiser of recipe SiT with the weights, its sizes read from their shapes."""
+# Diffusion steps of the released DiT.
+DIT_TIMESTEPS = 1000
+
+
+def official_denoiser(
+    weights: Weights, source: Path, *, dit: bool = False, heads: int | None = None
+) -> Denoiser:
+    """SiT, or DiT, with the weights, its sizes read from their shapes.
+
+    SiT returns the first half of a learned-sigma output, DiT both.
+    """
     try:
         width, in_channels, patch_size, _ = weights["x_embedder.proj.weight"].shape
         side = round(weights["pos_embed"].shape[1] ** 0.5) * patch_size
         classes = len(weights["y_embedder.embedding_table.weight"]) - 1  # the last row is null
         hidden = len(weights["blocks.0.mlp.fc1.bias"])
+        outputs = len(weights["final_layer.linear.bias"]) // patch_size**2
     except (KeyError, ValueError, IndexError) as error:
         raise UserError(f"{source} is no SiT or DiT: {error} is missing or misshapen") from None
     backbone = _backbone(weights, width, hidden, patch_size, heads, PLAIN)
     return _build(
         lambda: Denoiser(
-            backbone, in_channels=in_channels, input_size=(side, side), num_classes=classes
+            backbone,
+            in_channels=in_channels,
+            input_size=(side, side),
+            num_classes=classes,
+            out_channels=outputs if dit else None,
+            timesteps=DIT_TIMESTEPS if dit else 0,
         ),
         weights,
         sit_state_dict,

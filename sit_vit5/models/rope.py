@@ -101,10 +101,15 @@ class RopeTables:
 
 def rotate(x: Tensor, table: Tensor) -> Tensor:
     """Turns the channel pairs of x (..., N, d) by the table (N, d/2, 2), in fp32 or fp64."""
-    pairs = at_least_fp32(x).unflatten(-1, (-1, 2))  # (..., N, d/2, 2)
+    x = at_least_fp32(x)
     if torch.compiler.is_compiling():  # the compiler fuses real numbers only
-        (even, odd), (cos, sin) = pairs.unbind(-1), table.unbind(-1)
+        (even, odd), (cos, sin) = x.unflatten(-1, (-1, 2)).unbind(-1), table.unbind(-1)
         turned = torch.stack([even * cos - odd * sin, odd * cos + even * sin], dim=-1)
     else:  # the same in one pass instead of six
-        turned = torch.view_as_real(torch.view_as_complex(pairs) * torch.view_as_complex(table))
+        turned = torch.view_as_real(as_complex(x) * torch.view_as_complex(table))
     return turned.flatten(-2)
+
+
+def as_complex(x: Tensor) -> Tensor:
+    """The channel pairs of x (..., d) as complex numbers (..., d/2), a view."""
+    return torch.view_as_complex(x.unflatten(-1, (-1, 2)))

@@ -13,12 +13,13 @@ import numpy as np
 import torch
 
 from sit_vit5 import __version__
+from sit_vit5.checkpoint import open_checkpoint
 from sit_vit5.config import GenerateConfig
 from sit_vit5.distributed import Processes
 from sit_vit5.files import file_hash, lock
 from sit_vit5.progress import progress_bar
 from sit_vit5.run_folder import SAMPLES, run_of, step_name
-from sit_vit5.sampling.generator import choose_labels, find_classes, sample_images
+from sit_vit5.sampling.generator import choose_labels, find_classes
 from sit_vit5.sampling.load import Loaded, load
 from sit_vit5.sampling.sample_set import ARCHIVE, SampleSet
 
@@ -78,13 +79,7 @@ def _fill(
     with progress_bar(sum(map(len, mine)), unit="image", shown=processes.is_main) as bar:
         for group in mine:
             padded = range(group.start, group.start + options.batch_size)
-            images = sample_images(
-                loaded.model,
-                loaded.codec,
-                indices=padded,
-                labels=_labels(padded, options, classes),
-                settings=loaded.settings,
-            )
+            images = loaded.generator(padded, _labels(padded, options, classes))
             pixels = images.pixels.numpy()[: len(group)]
             samples.write(group, pixels, images.evaluations, images.passes)
             made += len(group)
@@ -107,14 +102,22 @@ def _settings(options: GenerateConfig, loaded: Loaded, classes: list[int]) -> di
         "step": checkpoint.state.step,
         "model": checkpoint.config.model,
         "objective": asdict(checkpoint.config.objective),
-        "sampler": asdict(loaded.settings),
-        "guidance_channels": "all",
+        "sampler": asdict(loaded.generator.settings),
+        "guidance_reference_sha256": _reference_hash(options),
         "num_samples": options.num_samples,
         "labels": options.labels,
         "classes": classes,
-        "codec": loaded.codec.identity,
+        "codec": loaded.generator.codec.identity,
         "image_shape": list(_image_shape(loaded)),
     }
+
+
+def _reference_hash(options: GenerateConfig) -> str | None:
+    """Of the worse network's weights under autoguidance."""
+    if options.guidance.reference is None:
+        return None
+    reference = open_checkpoint(options.guidance.reference)
+    return file_hash(reference.folder / reference.weights_file(options.guidance.reference_weights))
 
 
 def _facts(
@@ -141,8 +144,8 @@ def _facts(
 
 def _image_shape(loaded: Loaded) -> tuple[int, int, int]:
     """(H, W, C) of a decoded image."""
-    height, width = loaded.checkpoint.state.input_size
-    return loaded.codec.image_shape((loaded.model.in_channels, height, width))
+    state = loaded.checkpoint.state
+    return loaded.generator.codec.image_shape((state.in_channels, *state.input_size))
 
 
 def _default_folder(options: GenerateConfig, loaded: Loaded) -> Path:

@@ -10,11 +10,16 @@ from torch import Tensor
 
 from sit_vit5 import rng
 from sit_vit5.codecs import Codec, to_uint8
-from sit_vit5.errors import UserError, choose
+from sit_vit5.config import ADAPTIVE_METHODS, SDE_METHODS, SdeConfig
+from sit_vit5.errors import UserError
+from sit_vit5.flow.intervals import sampling_interval
+from sit_vit5.flow.predictions import Flow
 from sit_vit5.models.denoiser import Denoiser, check_labels
 from sit_vit5.models.layers import set_attention
-from sit_vit5.sampling.guidance import VelocityField
-from sit_vit5.sampling.ode import SAMPLERS, uniform_grid
+from sit_vit5.sampling.field import Field, Network
+from sit_vit5.sampling.guidance import Guidance, guided
+from sit_vit5.sampling.ode import SOLVERS, adaptive, shifted_grid
+from sit_vit5.sampling.sde import LAST_STEPS, SDE_SOLVERS, Sde
 
 
 @dataclass(frozen=True)
@@ -28,49 +33,109 @@ class Images:
 
 @dataclass(frozen=True)
 class Settings:
-    """The choices that decide an image, apart from weights and label."""
+    """The choices that decide an image, apart from weights and label.
+
+    steps: of fixed grids, all intervals; atol and rtol: of adaptive methods; sde: of SDE methods.
+    """
 
     method: str
-    steps: int
-    guidance_scale: float
-    precision: str
-    attention: str
-    seed: int
+    steps: int | None = None
+    atol: float | None = None
+    rtol: float | None = None
+    shift: float = 1.0
+    eps: float | None = None
+    sde: SdeConfig | None = None
+    guidance: Guidance = Guidance()
+    precision: str = "fp32"
+    attention: str = "fused"
+    seed: int = 0
 
-    def __post_init__(self) -> None:
-        choose("sampling method", self.method, SAMPLERS)
+    def interval(self, flow: Flow) -> tuple[float, float]:
+        """(start, end) t of the solver, before an SDE's last step."""
+        options: dict = {"eps": self.eps}
+        if self.sde is not None:
+            options["diffusion"] = self.sde.diffusion
+            if self.sde.last_step != "none":
+                options["last_step_size"] = self.sde.last_step_size
+        return sampling_interval(flow.interpolant, flow.prediction, **options)
+
+    def times(self, flow: Flow) -> list[float]:
+        """The grid of a fixed-step method, before an SDE's last step."""
+        start, end = self.interval(flow)
+        steps = self.steps
+        if self.sde is not None and self.sde.last_step != "none":
+            steps -= 1
+            if not steps:
+                raise UserError("steps 1 leaves none before the sde's last step; use 2 or more")
+        if self.method == "stochastic_heun" and end == 1:
+            end -= self.eps or 1e-3  # its last stage asks for a score, which has no value at 1
+        return shifted_grid(steps, (start, end), self.shift)
 
 
-@torch.inference_mode()
-def sample_images(
-    model: Denoiser,
-    codec: Codec,
-    *,
-    indices: Sequence[int],
-    labels: Sequence[int],
-    settings: Settings,
-) -> Images:
-    """The images of the given indices. labels: one per index, in 0..num_classes-1."""
-    if model.num_classes:
-        check_labels(list(labels), model.num_classes)
-    set_attention(model, settings.attention)
-    device = next(model.parameters()).device
-    shape = (model.in_channels, *model.input_size)
-    noise = torch.from_numpy(rng.normal(settings.seed, "sample", shape, indices=indices))
-    field = VelocityField(
-        model,
-        torch.tensor(labels, device=device),
-        guidance_scale=settings.guidance_scale,
-        precision=settings.precision,
-    )
-    solver = SAMPLERS[settings.method]
-    images = codec.decode(solver(field, noise.to(device), uniform_grid(settings.steps)))
-    if not images.isfinite().all():
-        raise UserError(
-            "the network or decoder returned non-finite images; none was written; check the "
-            "checkpoint, lower guidance_scale or use --precision fp32"
-        )
-    return Images(to_uint8(images).cpu(), field.evaluations, field.passes)
+@dataclass(frozen=True)
+class Generator:
+    """A network that makes images. reference: the worse network of autoguidance, or None."""
+
+    model: Denoiser
+    codec: Codec
+    flow: Flow
+    settings: Settings
+    reference: Denoiser | None = None
+
+    @torch.inference_mode()
+    def __call__(self, indices: Sequence[int], labels: Sequence[int]) -> Images:
+        """The images of the given indices. labels: one per index, in 0..num_classes-1."""
+        if self.model.num_classes:
+            check_labels(list(labels), self.model.num_classes)
+        device = next(self.model.parameters()).device
+        field, networks = self.field(torch.tensor(labels, device=device))
+        latents = self.solve(field, self.noise("sample", indices).to(device), indices)
+        images = self.codec.decode(latents)
+        if not images.isfinite().all():
+            raise UserError(
+                "the network or decoder returned non-finite images; none was written; check the "
+                "checkpoint, lower guidance.scale or use --precision fp32"
+            )
+        passes = sum(network.passes for network in networks)
+        return Images(to_uint8(images).cpu(), field.evaluations, passes)
+
+    def field(self, labels: Tensor) -> tuple[Field, list[Network]]:
+        """The guided field for labels (B,), and the networks that it asks."""
+        models = [self.model] + ([] if self.reference is None else [self.reference])
+        for model in models:
+            set_attention(model, self.settings.attention)
+        networks = [Network(model, precision=self.settings.precision) for model in models]
+        reference = networks[1] if self.reference is not None else None
+        predict = guided(networks[0], labels, self.settings.guidance, reference=reference)
+        return Field(predict, self.flow), networks
+
+    def solve(self, field: Field, noise: Tensor, indices: Sequence[int]) -> Tensor:
+        """Latents from noise (B, C, h, w). indices: of the images, which key an SDE's noise."""
+        settings = self.settings
+        if settings.method in ADAPTIVE_METHODS:
+            interval, tolerances = settings.interval(self.flow), (settings.atol, settings.rtol)
+            return adaptive(
+                field, noise, interval, method=settings.method, atol=tolerances[0],
+                rtol=tolerances[1],
+            )  # fmt: skip
+        times = settings.times(self.flow)
+        if settings.method not in SDE_METHODS:
+            return SOLVERS[settings.method](field, noise, times)
+        sde = Sde(field, settings.sde.diffusion, settings.sde.norm)
+
+        def step_noise(step: int) -> Tensor:
+            return self.noise("sde", indices, step=step).to(noise.device)
+
+        x_t = SDE_SOLVERS[settings.method](sde, noise, times, step_noise)
+        if settings.sde.last_step == "none":
+            return x_t
+        return LAST_STEPS[settings.sde.last_step](sde, x_t, times[-1], 1 - times[-1])
+
+    def noise(self, purpose: str, indices: Sequence[int], *, step: int = 0) -> Tensor:
+        """Standard normal noise of the latents of the images, keyed by seed, purpose and step."""
+        shape = (self.model.in_channels, *self.model.input_size)
+        draws = rng.normal(self.settings.seed, purpose, shape, step=step, indices=indices)
+        return torch.from_numpy(draws)
 
 
 def choose_labels(

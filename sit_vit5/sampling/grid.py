@@ -7,10 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
-from sit_vit5.codecs import Codec
-from sit_vit5.models.denoiser import Denoiser
 from sit_vit5.progress import progress_bar
-from sit_vit5.sampling.generator import Settings, sample_images
+from sit_vit5.sampling.generator import Generator
 
 GAP = 4
 TILE = 64  # smallest side of a shown image in pixels; small images are enlarged without blurring
@@ -19,34 +17,26 @@ LONGEST_NAME = 24
 
 
 def sample_grid(
-    networks: dict[str, Denoiser],
-    codec: Codec,
+    generators: dict[str, Generator],
     *,
     classes: Sequence[int],
     class_names: Sequence[str],
     columns: int,
-    settings: Settings,
     batch_size: int = 64,
     progress: bool = False,
 ) -> Image.Image:
-    """A picture with a block of rows x columns samples per network, from the same noise.
+    """A picture with a block of rows x columns samples per generator, from the same noise.
 
     classes: labels of the rows; an unconditional model has one row per `columns` images.
     """
     rows = [class_names[label] for label in classes] if class_names else [""] * 4
     labels = [label for label in (classes if class_names else [0] * 4) for _ in range(columns)]
-    blocks: dict[str, list[np.ndarray]] = {title: [] for title in networks}
-    jobs = [(title, s) for title in networks for s in range(0, len(labels), batch_size)]
+    blocks: dict[str, list[np.ndarray]] = {title: [] for title in generators}
+    jobs = [(title, s) for title in generators for s in range(0, len(labels), batch_size)]
     with progress_bar(len(jobs), unit="batch", shown=progress) as bar:
         for title, start in jobs:
             part = labels[start : start + batch_size]
-            images = sample_images(
-                networks[title],
-                codec,
-                indices=range(start, start + len(part)),
-                labels=part,
-                settings=settings,
-            )
+            images = generators[title](range(start, start + len(part)), part)
             blocks[title].append(images.pixels.numpy())
             bar.update()
     return draw_grid({title: np.concatenate(b) for title, b in blocks.items()}, rows, columns)

@@ -1,57 +1,137 @@
-"""The velocity field that a solver integrates: a network, labels, guidance, and a count."""
+"""Guidance: wrappers that make one prediction out of two. All act on the network's output.
+
+Guided = reference + scale * (conditional - reference), on all channels or the first few. The
+reference is the same network without a class (Ho and Salimans, 2022), or a worse network with the
+class (autoguidance; Karras et al., 2024). Outside an interval of t (Kynkaanniemi et al., 2024) the
+conditional prediction stands alone and the reference is not asked.
+"""
 
 from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from sit_vit5.errors import UserError
-from sit_vit5.models.denoiser import Denoiser
-from sit_vit5.precision import autocast
+from sit_vit5.flow.interpolants import INTERPOLANTS
+from sit_vit5.sampling.field import Network, Predict
+
+# place in the interval, 0 to 1 -> factor of (scale - 1); each has the mean 1 (Wang et al., 2024)
+SCHEDULES: dict[str, Callable[[float], float]] = {
+    "constant": lambda place: 1.0,
+    "linear": lambda place: 2 * place,
+    "cosine": lambda place: 1 - math.cos(math.pi * place),
+}
+
+
+@dataclass(frozen=True)
+class Guidance:
+    """scale 1 is off; channels: guided ones from the first, None: all; interval: (low, high) in t;
+    schedule: how the scale changes over the interval."""
+
+    scale: float = 1.0
+    channels: int | None = None
+    interval: tuple[float, float] = (0.0, 1.0)
+    schedule: str = "constant"
+
+    def scale_at(self, t: float) -> float:
+        """The scale at t: 1 outside the interval, whose ends belong to it."""
+        low, high = self.interval
+        if not low <= t <= high:
+            return 1.0
+        place = (t - low) / (high - low) if high > low else 0.5
+        return 1 + (self.scale - 1) * SCHEDULES[self.schedule](place)
+
+
+def guided(
+    network: Network,
+    labels: Tensor,
+    guidance: Guidance,
+    *,
+    reference: Network | None = None,
+) -> Predict:
+    """The prediction for labels (B,) under guidance. reference: a worse network, or None for the
+    same one without a class."""
+    null = (
+        None
+        if network.model.null_label is None
+        else torch.full_like(labels, network.model.null_label)
+    )
+
+    def predict(x_t: Tensor, t: float) -> Tensor:
+        scale = guidance.scale_at(t)
+        if scale == 1:
+            return network(x_t, t, labels)
+        if reference is None:
+            conditional, other = network(x_t, t, torch.cat([labels, null])).chunk(2)
+        else:
+            conditional, other = network(x_t, t, labels), reference(x_t, t, labels)
+        k = guidance.channels
+        pushed = other[:, :k] + scale * (conditional[:, :k] - other[:, :k])
+        return pushed if k is None else torch.cat([pushed, conditional[:, k:]], dim=1)
+
+    return predict
 
 
 def guidance_scale_or_default(
-    scale: float | None, *, class_names: tuple[str, ...], class_dropout: float
+    scale: float | None,
+    *,
+    class_names: tuple[str, ...],
+    class_dropout: float,
+    default: float = 2.0,
 ) -> float:
-    """The scale, or where none is given the demo's 2, or 1 for a model without a null label.
+    """The scale, or where none is given the default, or 1 for a model without a null label.
 
     Refuses guidance towards a null label that training never showed.
     """
     guidable = bool(class_names) and class_dropout > 0
     if scale is None:
-        return 2.0 if guidable else 1.0
+        return default if guidable else 1.0
     if scale != 1 and not guidable:
         reason = "has no classes" if not class_names else "was trained with class_dropout 0"
-        raise UserError(f"guidance_scale {scale:g} is impossible: the model {reason}; use 1")
+        raise UserError(f"guidance.scale {scale:g} is impossible: the model {reason}; use 1")
     return scale
 
 
-class VelocityField:
-    """Velocity at (x_t, t) under classifier-free guidance on all channels (Ho and Salimans, 2022).
+def time_of_noise_level(level: float, interpolant: str) -> float:
+    """t at which sigma_t / alpha_t is `level`, the sigma of EDM and of the interval papers."""
+    if level < 0:
+        raise UserError(f"noise level {level:g} must not be negative")
+    low, high = 0.0, 1.0  # the ratio falls from infinity to 0
+    for _ in range(60):
+        middle = (low + high) / 2
+        path = INTERPOLANTS[interpolant](torch.tensor(middle, dtype=torch.float64))
+        if float(path.sigma_t) > level * float(path.alpha_t):
+            low = middle
+        else:
+            high = middle
+    return (low + high) / 2
 
-    v = v_null + scale * (v_class - v_null); scale 1 is the conditional velocity and costs half.
-    Counts velocity evaluations and network passes per image.
+
+def interval_in_time(
+    interval: tuple[float, float], unit: str, *, interpolant: str, times: list[float] | None
+) -> tuple[float, float]:
+    """(low, high) in our t of an interval in t, in noise levels sigma, or in step numbers.
+
+    Steps count from 0 at noise, both ends included, and are those of the solver's grid `times`
+    (None: it has none); a stage at the end of the last step is outside.
     """
-
-    def __init__(
-        self, model: Denoiser, labels: Tensor, *, guidance_scale: float, precision: str = "fp32"
-    ):
-        self.model, self.labels, self.precision = model, labels, precision
-        self.guidance_scale = guidance_scale
-        self.evaluations = self.passes = 0
-
-    def __call__(self, x_t: Tensor, t: float) -> Tensor:
-        """Velocity (B, C, h, w) in fp32 at one time for the whole batch."""
-        self.evaluations += 1
-        if self.guidance_scale == 1:
-            return self._predict(x_t, t, self.labels)
-        null = torch.full_like(self.labels, self.model.null_label)
-        both = self._predict(torch.cat([x_t, x_t]), t, torch.cat([self.labels, null]))
-        v_class, v_null = both.chunk(2)
-        return v_null + self.guidance_scale * (v_class - v_null)
-
-    def _predict(self, x_t: Tensor, t: float, labels: Tensor) -> Tensor:
-        self.passes += len(x_t) // len(self.labels)
-        times = torch.full((len(x_t),), t, dtype=torch.float32, device=x_t.device)
-        with autocast(x_t.device, self.precision):
-            return self.model(x_t, times, labels)
+    low, high = interval
+    if unit == "sigma":
+        high, low = (time_of_noise_level(level, interpolant) for level in interval)
+    if unit == "step":
+        if times is None:
+            raise UserError("guidance.interval_unit step needs a fixed-step method")
+        last = len(times) - 2
+        if not (0 <= low <= high <= last and low == int(low) and high == int(high)):
+            raise UserError(f"guidance.interval {low:g} {high:g} must be steps in 0..{last}")
+        low, high = times[int(low)], times[int(high)]
+    if not 0 <= low <= high <= 1:
+        raise UserError(
+            f"guidance.interval {interval[0]:g} {interval[1]:g} ({unit}) is t {low:g} to {high:g}; "
+            "it must rise within 0 to 1"
+        )
+    return low, high

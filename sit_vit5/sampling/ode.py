@@ -1,40 +1,130 @@
-"""Fixed-step ODE solvers: pure functions of a velocity field, noise and a grid of times.
+"""ODE solvers: pure functions of a field, noise and times. A new one is one line in `SOLVERS`.
 
-A new solver is one function and one line in `SAMPLERS`. The state stays fp32: bf16 sums over many
-steps decay to noise (row S11).
+The state stays fp32: bf16 sums over many steps decay to noise (row S11). Times may run either way.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 
+import torch
 from torch import Tensor
 
+from sit_vit5.flow.times import shift_times
+
 # (x_t, t) -> dx_t / dt
-Field = Callable[[Tensor, float], Tensor]
+Velocity = Callable[[Tensor, float], Tensor]
 
 
-def euler(field: Field, x_t: Tensor, times: Sequence[float]) -> Tensor:
-    """x + h v(x, t): first order, one evaluation per step."""
+@dataclass(frozen=True)
+class Tableau:
+    """An explicit Runge-Kutta method (Butcher, 1963): stage i is taken at t + c[i] h from the
+    stages before it by the weights a[i]; b weighs all stages."""
+
+    c: tuple[float, ...]
+    a: tuple[tuple[float, ...], ...]
+    b: tuple[float, ...]
+
+
+EULER = Tableau((0,), ((),), (1,))
+MIDPOINT = Tableau((0, 1 / 2), ((), (1 / 2,)), (0, 1))
+HEUN = Tableau((0, 1), ((), (1,)), (1 / 2, 1 / 2))
+HEUN3 = Tableau((0, 1 / 3, 2 / 3), ((), (1 / 3,), (0, 2 / 3)), (1 / 4, 0, 3 / 4))
+# Kutta's 3/8 rule, as torchdiffeq's rk4; the classical one differs by its own error.
+RK4 = Tableau(
+    (0, 1 / 3, 2 / 3, 1),
+    ((), (1 / 3,), (-1 / 3, 1), (1, -1, 1)),
+    (1 / 8, 3 / 8, 3 / 8, 1 / 8),
+)
+
+
+def runge_kutta(
+    field: Velocity, x_t: Tensor, times: Sequence[float], *, tableau: Tableau
+) -> Tensor:
+    """x at the last of the times; one evaluation per stage and step."""
     for t, t_next in pairwise(times):
-        x_t = x_t + (t_next - t) * field(x_t, t)
+        step, slopes = t_next - t, []
+        for node, weights in zip(tableau.c, tableau.a, strict=True):
+            # The last node is the next time itself: t + (t_next - t) may round past 1.
+            time = t_next if node == 1 else t + node * step
+            slopes.append(field(_advance(x_t, step, weights, slopes), time))
+        x_t = _advance(x_t, step, tableau.b, slopes)
     return x_t
 
 
-def heun(field: Field, x_t: Tensor, times: Sequence[float]) -> Tensor:
-    """The explicit trapezoid (torchdiffeq's heun2): second order, two evaluations per step."""
+def adams_bashforth(field: Velocity, x_t: Tensor, times: Sequence[float]) -> Tensor:
+    """Second order from one evaluation per step: the slope extrapolated from the last two.
+
+    Steps may differ; the first is Euler's (Hairer et al., 1993, III.5).
+    """
+    last, last_step = None, 0.0
     for t, t_next in pairwise(times):
-        step = t_next - t
-        slope = field(x_t, t)
-        slope_next = field(x_t + step * slope, t_next)
-        x_t = x_t + step * (slope + slope_next) / 2
+        step, slope = t_next - t, field(x_t, t)
+        if last is None:
+            x_t = x_t + step * slope
+        else:
+            half_ratio = step / last_step / 2
+            x_t = x_t + step * ((1 + half_ratio) * slope - half_ratio * last)
+        last, last_step = slope, step
     return x_t
 
 
-SAMPLERS = {"euler": euler, "heun": heun}
+def adaptive(
+    field: Velocity, x_t: Tensor, interval: tuple[float, float], *, method: str, atol: float,
+    rtol: float,
+) -> Tensor:  # fmt: skip
+    """torchdiffeq's adaptive methods from the first to the second time.
+
+    The last step ends exactly there: by itself torchdiffeq steps past the end, asks the network
+    outside of [0, 1] and interpolates back. The error norm is over the batch, so an image depends
+    on its batch mates at the level of the tolerances.
+    """
+    from torchdiffeq import odeint
+
+    times = torch.tensor(interval, dtype=torch.float64, device=x_t.device)
+    solution = odeint(
+        lambda t, x: field(x, t.item()),
+        x_t,
+        times,
+        method=method,
+        atol=atol,
+        rtol=rtol,
+        options={"step_t": times[1:], "dtype": torch.float64},
+    )
+    return solution[-1]
 
 
-def uniform_grid(num_steps: int) -> list[float]:
-    """num_steps intervals from t = 0 (noise) to t = 1 (data): num_steps + 1 times."""
-    return [step / num_steps for step in range(num_steps + 1)]
+def uniform_grid(steps: int, interval: tuple[float, float] = (0.0, 1.0)) -> list[float]:
+    """`steps` equal intervals: steps + 1 times."""
+    start, end = interval
+    return [start + (end - start) * step / steps for step in range(steps)] + [end]
+
+
+def shifted_grid(steps: int, interval: tuple[float, float], shift: float) -> list[float]:
+    """The uniform grid under `shift_times`, mapped back onto the interval."""
+    start, end = interval
+    if shift == 1:
+        return uniform_grid(steps, interval)
+    grid = [float(shift_times(t, shift)) for t in uniform_grid(steps)]
+    return [start + (end - start) * t for t in grid[:-1]] + [end]
+
+
+def _advance(x: Tensor, step: float, weights: Sequence[float], slopes: list[Tensor]) -> Tensor:
+    for weight, slope in zip(weights, slopes, strict=True):
+        if weight:
+            x = x + step * weight * slope
+    return x
+
+
+# (field, x, times) -> x; order and evaluations per step are in docs/mathematics.md
+SOLVERS = {
+    "euler": partial(runge_kutta, tableau=EULER),
+    "midpoint": partial(runge_kutta, tableau=MIDPOINT),
+    "heun": partial(runge_kutta, tableau=HEUN),
+    "heun3": partial(runge_kutta, tableau=HEUN3),
+    "rk4": partial(runge_kutta, tableau=RK4),
+    "ab2": adams_bashforth,
+}

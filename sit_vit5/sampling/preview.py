@@ -6,10 +6,11 @@ from pathlib import Path
 
 from sit_vit5.codecs import Codec
 from sit_vit5.config import TrainConfig
+from sit_vit5.flow.predictions import Flow
 from sit_vit5.models.denoiser import Denoiser
-from sit_vit5.sampling.generator import Settings
+from sit_vit5.sampling.generator import Generator, Settings
 from sit_vit5.sampling.grid import sample_grid
-from sit_vit5.sampling.guidance import guidance_scale_or_default
+from sit_vit5.sampling.guidance import Guidance, guidance_scale_or_default
 
 
 class GridPreview:
@@ -17,14 +18,18 @@ class GridPreview:
 
     def __init__(self, config: TrainConfig, codec: Codec, class_names: tuple[str, ...]):
         self.config, self.codec, self.class_names = config.preview, codec, class_names
+        objective = config.objective
+        self.flow = Flow(objective.interpolant, objective.prediction)
+        scale = guidance_scale_or_default(
+            config.preview.guidance_scale,
+            class_names=class_names,
+            class_dropout=objective.class_dropout,
+        )
         self.settings = Settings(
             method=config.preview.method,
             steps=config.preview.steps,
-            guidance_scale=guidance_scale_or_default(
-                config.preview.guidance_scale,
-                class_names=class_names,
-                class_dropout=config.objective.class_dropout,
-            ),
+            shift=objective.shift,
+            guidance=Guidance(scale),
             precision=config.precision,
             attention=config.attention,
             seed=config.seed,
@@ -32,12 +37,14 @@ class GridPreview:
 
     def __call__(self, networks: dict[str, Denoiser], path: Path) -> None:
         """Writes the grid to `path`."""
+        generators = {
+            name: Generator(network, self.codec, self.flow, self.settings)
+            for name, network in networks.items()
+        }
         grid = sample_grid(
-            networks,
-            self.codec,
+            generators,
             classes=range(min(self.config.classes, len(self.class_names))),
             class_names=self.class_names,
             columns=self.config.columns,
-            settings=self.settings,
         )
         grid.save(path)

@@ -12,8 +12,16 @@ from sit_vit5.codecs import Codec
 from sit_vit5.config import ObjectiveConfig
 from sit_vit5.data.loader import Batch
 from sit_vit5.distributed import BatchPlan
+from sit_vit5.flow.intervals import training_interval
 from sit_vit5.flow.loss import drop_labels, flow_loss
-from sit_vit5.flow.times import TIMES
+from sit_vit5.flow.times import TIMES, shift_times
+
+
+def training_times(u: Tensor, config: ObjectiveConfig) -> Tensor:
+    """t of uniform numbers u: the distribution, shifted, on the interval of path and prediction."""
+    low, high = training_interval(config.interpolant, config.prediction)
+    t = TIMES[config.times](u, config.times_mean, config.times_std)
+    return low + (high - low) * shift_times(t, config.shift)
 
 
 @dataclass(frozen=True)
@@ -43,13 +51,16 @@ class Objective:
         """Loss per sample, (b,), fp32."""
         device, places = latents.device, self.plan.indices(micro)
         u = self._uniform("time", step)[places.start : places.stop].to(device)
+        config = self.config
         return flow_loss(
             model,
             latents,
             noise=self._normal("noise", step, micro).to(device),
-            t=TIMES[self.config.times](u),
+            t=training_times(u, config),
             labels=self._labels(labels, step, places).to(device),
-            interpolant=self.config.interpolant,
+            interpolant=config.interpolant,
+            prediction=config.prediction,
+            weights=config.weights,
         )
 
     def _labels(self, labels: Tensor, step: int, places: range) -> Tensor:

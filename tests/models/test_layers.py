@@ -15,6 +15,7 @@ from sit_vit5.models.layers import (
     RMSNorm,
     clamped_swiglu,
     geglu,
+    normed_and_turned,
     over_rms,
     resize_positions,
     sincos_positions,
@@ -186,6 +187,24 @@ def test_the_written_gradient_of_the_norm_is_that_of_autograd(scale):
     torch.testing.assert_close(over_rms(x), plain)
     expected = torch.autograd.grad(plain, x, g)
     torch.testing.assert_close(torch.autograd.grad(over_rms(x), x, g), expected)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+def test_norm_and_rotation_in_one_are_the_two_after_each_other(monkeypatch, dtype):
+    torch.manual_seed(0)
+    table = rotary_table((2, 3), 8, theta=100.0, registers=0, register_theta=None)
+    qkv = torch.randn(2, 6, 3, 4, 8).to(dtype).requires_grad_()
+    x = qkv.permute(2, 0, 3, 1, 4)[:2]  # (2, B, K, N, d), strides as in attention
+    weight = torch.rand(2, 1, 1, 1, 8, dtype=torch.promote_types(dtype, torch.float32))
+    weight.requires_grad_()
+    g, results = torch.randn(x.shape, dtype=weight.dtype), []
+    for compiling in (True, False):
+        monkeypatch.setattr(torch.compiler, "is_compiling", lambda answer=compiling: answer)
+        turned = normed_and_turned(x, weight, table)
+        results.append((turned, *torch.autograd.grad(turned, (qkv, weight), g)))
+        with torch.no_grad():
+            assert torch.equal(normed_and_turned(x, weight, table), turned)
+    torch.testing.assert_close(*results)
 
 
 @pytest.mark.parametrize("scale", LARGE)

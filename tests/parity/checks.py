@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import torch
+from comparison import Check, Tensors, difference
+from flow_checks import (
+    samplers_likelihood,
+    samplers_ode,
+    samplers_sde,
+    samplers_sit,
+    transport,
+    transport_intervals,
+)
 from safetensors.torch import load_file
-from torch import Tensor
 
 from sit_vit5 import presets
 from sit_vit5.data.images import center_crop, read_rgb
-from sit_vit5.flow.interpolants import INTERPOLANTS, interpolate
-from sit_vit5.flow.loss import drop_labels, flow_loss
+from sit_vit5.flow.loss import drop_labels
 from sit_vit5.metrics.frechet import frechet_distance
 from sit_vit5.metrics.statistics import Statistics
 from sit_vit5.models.classifier import ViT5Classifier
@@ -23,25 +29,6 @@ from sit_vit5.models.convert import sit_state_dict, vit5_state_dict
 from sit_vit5.models.denoiser import Denoiser
 from sit_vit5.models.layers import RMSNorm, sincos_positions
 from sit_vit5.models.rope import rotary_angles, rotate
-from sit_vit5.sampling.ode import SAMPLERS, uniform_grid
-
-Tensors = dict[str, Tensor]
-
-
-@dataclass(frozen=True)
-class Check:
-    """One comparison: it passes where error <= tolerance."""
-
-    name: str
-    error: float
-    tolerance: float
-
-
-def difference(ours: Tensor, official: Tensor) -> float:
-    """Largest absolute difference in fp64; infinite if the shapes differ."""
-    if ours.shape != official.shape:
-        return float("inf")
-    return (ours.double() - official.double()).abs().max().item()
 
 
 def official_weights(tensors: Tensors) -> Tensors:
@@ -244,85 +231,6 @@ def center_crop_images(facts: dict, tensors: Tensors, folder: Path) -> Iterator[
         yield Check(case["key"], difference(ours, tensors[case["key"]]), 0)
 
 
-def toy_model(facts: dict) -> Callable[[Tensor, Tensor, object], Tensor]:
-    c = facts["coefficients"]["toy"]
-
-    def model(x: Tensor, t: Tensor, labels: object = None) -> Tensor:
-        t = t.reshape(-1, *[1] * (x.ndim - 1))
-        return (
-            c["x"] * x
-            + c["sin"] * torch.sin(c["sin_frequency"] * t)
-            + c["roll"] * torch.cos(c["cos_frequency"] * t) * torch.roll(x, 1, -1)
-            + c["tanh"] * torch.tanh(x)
-        )
-
-    return model
-
-
-def transport(facts: dict, tensors: Tensors, folder: Path) -> Iterator[Check]:
-    noise, data, u = (tensors[f"input.{name}"] for name in ("x0_noise", "x1_data", "u"))
-    for official, name in (("Linear", "linear"),):
-        path = INTERPOLANTS[name](u)
-        x_t, velocity = interpolate(name, data, noise, u)
-        found = {
-            "alpha": path.alpha_t,
-            "sigma": path.sigma_t,
-            "d_alpha": path.d_alpha_t,
-            "d_sigma": path.d_sigma_t,
-            "xt": x_t,
-            "ut": velocity,
-        }
-        for quantity, ours in found.items():
-            key = f"path.{official}.{quantity}"
-            expected = tensors[key]
-            ours = ours.reshape(expected.shape) if ours.numel() == expected.numel() else ours
-            tolerance = facts["tolerance_rel_to_max_abs"][key] * expected.abs().max().item()
-            yield Check(key, difference(ours, expected), tolerance)
-        losses = flow_loss(
-            toy_model(facts),
-            data,
-            noise=noise,
-            t=tensors[f"train.{official}.velocity.t"],
-            labels=None,
-            interpolant=name,
-        )
-        key = f"train.{official}.velocity.weight_None.loss"
-        relative = ((losses - tensors[key]) / tensors[key]).abs().max().item()
-        yield Check(key, relative, facts["tolerance_loss_rel_elementwise"])
-
-
-def gauss_velocity(facts: dict) -> Callable[[Tensor, float], Tensor]:
-    """Exact velocity of the linear path for data N(mu, s^2)."""
-    mu, s = (facts["coefficients"]["gauss"][key] for key in ("mu", "s"))
-
-    def field(x: Tensor, t: float) -> Tensor:
-        variance = t**2 * s**2 + (1 - t) ** 2
-        return mu + (t * s**2 - (1 - t)) / variance * (x - t * mu)
-
-    return field
-
-
-def samplers_ode(facts: dict, tensors: Tensors, folder: Path) -> Iterator[Check]:
-    toy = toy_model(facts)
-    fields = {
-        "toy": lambda x, t: toy(x, torch.full((len(x),), t)),
-        "gauss": gauss_velocity(facts),
-    }
-    ours = {"euler": "euler", "heun2": "heun"}
-    for case in facts["cases"]:
-        known = case["path"] == "Linear" and case["prediction"] == "velocity"
-        if not known or case["method"] not in ours or case["official"] != "ok":
-            continue
-        times = uniform_grid(case["num_steps"] - 1)
-        if case["reverse"]:
-            times = times[::-1]
-        solver = SAMPLERS[ours[case["method"]]]
-        final = solver(fields[case["model"]], tensors["input.init"], times)
-        expected = tensors[f"{case['id']}.final"]
-        relative = difference(final, expected) / expected.abs().max().item()
-        yield Check(case["id"], relative, case["tol_rel"])
-
-
 def adm_metrics(facts: dict, tensors: Tensors, folder: Path) -> Iterator[Check]:
     def distance(sample: np.ndarray, reference: np.ndarray) -> float:
         a, b = Statistics.of(sample), Statistics.of(reference)
@@ -404,7 +312,11 @@ CHECKS = {
     "rmsnorm": rmsnorm,
     "center_crop": center_crop_images,
     "transport": transport,
+    "transport_intervals": transport_intervals,
     "samplers_ode": samplers_ode,
+    "samplers_sde": samplers_sde,
+    "samplers_likelihood": samplers_likelihood,
+    "samplers_sit": samplers_sit,
     "adm_metrics": adm_metrics,
     "param_counts": param_counts,
 }

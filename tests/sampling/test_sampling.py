@@ -1,133 +1,97 @@
-"""Solvers against closed forms; guidance, labels, grids; images as functions of their index."""
+"""Images as functions of their index; labels, grids, settings."""
 
 from __future__ import annotations
 
-import math
+from dataclasses import replace
+from itertools import product
 
 import numpy as np
 import pytest
 import torch
+from helpers import tiny_denoiser
 
-from sit_vit5 import presets
 from sit_vit5.codecs import build_codec, to_uint8
+from sit_vit5.config import SdeConfig
 from sit_vit5.errors import UserError
-from sit_vit5.models.denoiser import Denoiser
-from sit_vit5.presets import Backbone
-from sit_vit5.sampling.generator import (
-    Settings,
-    choose_labels,
-    find_classes,
-    sample_images,
-)
+from sit_vit5.flow.predictions import Flow
+from sit_vit5.sampling.generator import Generator, Settings, choose_labels, find_classes
 from sit_vit5.sampling.grid import GAP, TILE, draw_grid, sample_grid
-from sit_vit5.sampling.guidance import VelocityField, guidance_scale_or_default
-from sit_vit5.sampling.ode import SAMPLERS, uniform_grid
+from sit_vit5.sampling.guidance import Guidance
 
 
-def network(num_classes: int = 3) -> Denoiser:
-    torch.manual_seed(0)
-    backbone = Backbone(16, 1, 2, patch_size=2, recipe=presets.RECIPES["ViT5"])
-    model = Denoiser(backbone, in_channels=1, input_size=(4, 6), num_classes=num_classes)
-    for parameter in model.parameters():
-        parameter.data += 0.2 * torch.randn(parameter.shape)
-    return model.eval().requires_grad_(False)
+def generator(num_classes: int = 3, reference=None, flow: Flow | None = None, **changes):
+    settings = Settings(**{"method": "heun", "steps": 4} | changes)
+    model, codec = tiny_denoiser(num_classes), build_codec("identity")
+    return Generator(model, codec, flow or Flow("linear", "velocity"), settings, reference)
 
 
-def settings(**changes) -> Settings:
-    return Settings(
-        **{
-            "method": "heun",
-            "steps": 4,
-            "guidance_scale": 1.0,
-            "precision": "fp32",
-            "attention": "fused",
-            "seed": 0,
-            **changes,
-        }
-    )
-
-
-ORDERS = {"euler": 1, "heun": 2}
-
-
-@pytest.mark.parametrize("method", SAMPLERS)
-def test_solver_converges_with_its_order(method):
-    # dx/dt = x cos(t) has x(1) = x(0) exp(sin 1).
-    exact = math.exp(math.sin(1))
-
-    def error(steps: int) -> float:
-        x = torch.ones(1, dtype=torch.float64)
-        end = SAMPLERS[method](lambda x, t: x * math.cos(t), x, uniform_grid(steps))
-        return abs(end.item() - exact)
-
-    assert math.log2(error(40) / error(80)) == pytest.approx(ORDERS[method], abs=0.1)
-
-
-@pytest.mark.parametrize(("method", "evaluations"), [("euler", 5), ("heun", 10)])
-def test_evaluations_and_passes_are_counted(method, evaluations):
-    model = network()
+@pytest.mark.parametrize(
+    ("changes", "evaluations"),
+    [
+        ({"method": "euler", "steps": 5}, 5),
+        ({"method": "midpoint", "steps": 5}, 10),
+        ({"method": "heun", "steps": 5}, 10),
+        ({"method": "heun3", "steps": 5}, 15),
+        ({"method": "rk4", "steps": 5}, 20),
+        ({"method": "ab2", "steps": 5}, 5),
+        ({"method": "euler_maruyama", "steps": 5, "sde": SdeConfig()}, 5),
+        ({"method": "euler_maruyama", "steps": 5, "sde": SdeConfig(last_step="none")}, 5),
+        ({"method": "stochastic_heun", "steps": 5, "sde": SdeConfig(last_step="tweedie")}, 9),
+    ],
+)
+def test_evaluations_and_passes_are_counted(changes, evaluations):
+    """An SDE's last step is one of its steps; SiT's code takes two evaluations for each of ours."""
     for scale, passes in ((1.0, 1), (2.0, 2), (0.0, 2)):
-        images = sample_images(
-            model,
-            build_codec("identity"),
-            indices=[0, 1],
-            labels=[0, 1],
-            settings=settings(method=method, steps=5, guidance_scale=scale),
-        )
+        images = generator(guidance=Guidance(scale), **changes)([0, 1], [0, 1])
         assert (images.evaluations, images.passes) == (evaluations, passes * evaluations)
 
 
-def test_uniform_grid_has_steps_intervals_from_noise_to_data():
-    assert uniform_grid(4) == [0, 0.25, 0.5, 0.75, 1]
+def test_an_adaptive_method_counts_what_it_took_and_stays_inside():
+    made = generator(method="dopri5", steps=None, atol=1e-5, rtol=1e-3)
+    asked = []
+    made.model.register_forward_pre_hook(lambda module, inputs: asked.append(float(inputs[1][0])))
+    images = made([0, 1], [0, 1])
+    assert images.evaluations == images.passes == len(asked) > 7
+    assert min(asked) == 0 and 0.999 < max(asked) <= 1
+    strict = generator(method="dopri5", steps=None, atol=1e-7, rtol=1e-6)([0, 1], [0, 1])
+    assert strict.evaluations > images.evaluations
 
 
-def test_guidance_extrapolates_from_the_null_to_the_class():
-    model = network()
-    x, labels = torch.randn(3, 1, 4, 6), torch.tensor([0, 1, 2])
-    t = torch.full((3,), 0.3)
-    v_class = model(x, t, labels)
-    v_null = model(x, t, torch.full((3,), model.null_label))
-    for scale in (0.0, 1.0, 2.5):
-        field = VelocityField(model, labels, guidance_scale=scale)
-        expected = v_null + scale * (v_class - v_null)
-        torch.testing.assert_close(field(x, 0.3), expected, rtol=1e-4, atol=1e-5)
+def test_outside_the_interval_the_reference_is_not_asked():
+    guidance = Guidance(3.0, interval=(0.25, 0.5))
+    images = generator(method="euler", steps=8, guidance=guidance)([0], [0])
+    assert (images.evaluations, images.passes) == (8, 8 + 3)  # t = 0.25, 0.375, 0.5
 
 
-def test_guidance_needs_a_null_label_that_training_has_shown():
-    guidable = {"class_names": ("a",), "class_dropout": 0.1}
-    assert guidance_scale_or_default(None, **guidable) == 2
-    assert guidance_scale_or_default(3.5, **guidable) == 3.5
-    for model, reason in (
-        ({"class_names": (), "class_dropout": 0.1}, "has no classes"),
-        ({"class_names": ("a",), "class_dropout": 0.0}, "class_dropout 0"),
-    ):
-        assert guidance_scale_or_default(None, **model) == 1
-        assert guidance_scale_or_default(1, **model) == 1
-        with pytest.raises(UserError, match=reason):
-            guidance_scale_or_default(2, **model)
+def test_autoguidance_asks_the_worse_network_and_changes_the_image():
+    worse = tiny_denoiser(3, seed=1)
+    plain, pushed = (
+        generator(method="euler", guidance=Guidance(scale), reference=worse)([0], [0])
+        for scale in (1.0, 2.0)
+    )
+    assert (plain.passes, pushed.passes) == (4, 8)
+    assert (plain.pixels != pushed.pixels).any()
+    own = generator(method="euler", guidance=Guidance(2.0))([0], [0])
+    assert (own.pixels != pushed.pixels).any()
 
 
-def test_state_stays_fp32_in_bf16_and_many_steps_stay_close(monkeypatch):
-    model, noise = network(), torch.randn(2, 1, 4, 6)
-    labels = torch.tensor([0, 1])
+def test_state_stays_fp32_in_bf16_and_many_steps_stay_close():
     ends = {}
     for precision in ("fp32", "bf16"):
-        field = VelocityField(model, labels, guidance_scale=1.0, precision=precision)
-        ends[precision] = SAMPLERS["euler"](field, noise, uniform_grid(250))
+        made = generator(method="euler", steps=250, precision=precision)
+        field, _ = made.field(torch.tensor([0, 1]))
+        ends[precision] = made.solve(field, made.noise("sample", [0, 1]), [0, 1])
     assert ends["bf16"].dtype == torch.float32
     spread = ends["fp32"].std()
     assert 0 < (ends["bf16"] - ends["fp32"]).abs().max() < 0.05 * spread
 
 
-def test_an_image_depends_on_its_index_and_not_on_its_batch():
-    model, codec = network(), build_codec("identity")
+@pytest.mark.parametrize("changes", [{}, {"method": "euler_maruyama", "sde": SdeConfig()}])
+def test_an_image_depends_on_its_index_and_not_on_its_batch(changes):
+    made = generator(guidance=Guidance(1.5), **changes)
 
     def images(indices: list[int]) -> np.ndarray:
-        labels = [index % 3 for index in indices]
-        chosen = settings(guidance_scale=1.5)
-        return sample_images(
-            model, codec, indices=indices, labels=labels, settings=chosen
-        ).pixels.numpy()
+        return made(indices, [index % 3 for index in indices]).pixels.numpy()
 
     together = images([0, 1, 2, 3, 4, 5, 6, 7])
     assert together.shape == (8, 4, 6, 1) and together.dtype == np.uint8
@@ -138,37 +102,63 @@ def test_an_image_depends_on_its_index_and_not_on_its_batch():
     assert (images([0, 1]) == together[:2]).mean() > 0.99
 
 
-def test_seed_label_steps_method_and_guidance_change_the_image():
-    model, codec = network(), build_codec("identity")
+def test_every_setting_changes_the_image():
+    sde, noisy = SdeConfig(), {"method": "euler_maruyama", "steps": 20}
+    base = {"method": "heun", "steps": 4}
+    groups = [
+        [
+            base, base | {"seed": 1}, base | {"steps": 1}, {"method": "euler", "steps": 2},
+            {"method": "midpoint", "steps": 2}, {"method": "ab2", "steps": 3},
+            base | {"guidance": Guidance(3.0)}, base | {"shift": 3.0},
+            base | {"guidance": Guidance(3.0, interval=(0.3, 0.7))},
+            base | {"guidance": Guidance(3.0, schedule="cosine")},
+            {"method": "dopri5", "steps": None, "atol": 0.1, "rtol": 0.1},
+            noisy | {"sde": sde}, noisy | {"sde": sde, "seed": 2},
+            noisy | {"sde": replace(sde, norm=0.5)},
+            noisy | {"sde": replace(sde, last_step="tweedie")},
+            noisy | {"sde": replace(sde, last_step="none")},
+            noisy | {"sde": replace(sde, last_step_size=0.1)},
+            noisy | {"sde": replace(sde, diffusion="constant")},
+            {"method": "stochastic_heun", "steps": 20, "sde": sde},
+        ],
+    ]  # fmt: skip
+    for group in groups:
+        images = [generator(**changes)([0], [0]).pixels.numpy().tobytes() for changes in group]
+        assert len(set(images)) == len(group)
+    assert (generator()([0], [1]).pixels != generator()([0], [0]).pixels).any()
+    assert (generator()([0], [0]).pixels == generator()([0], [0]).pixels).all()
 
-    def image(label=0, **changes) -> torch.Tensor:
-        return sample_images(
-            model, codec, indices=[0], labels=[label], settings=settings(**changes)
-        ).pixels
 
-    base = image()
-    assert (image() == base).all()
-    for other in (
-        image(seed=1), image(label=1), image(steps=1), image(method="euler", steps=2),
-        image(guidance_scale=3.0), image(precision="bf16", steps=50),
-    ):  # fmt: skip
-        assert (other != base).any()
+SDES = [
+    SdeConfig(diffusion=diffusion, last_step=last_step)
+    for diffusion in ("sbdm", "sigma", "constant")
+    for last_step in ("none", "mean", "euler", "tweedie")
+]
+SOLVED = [("heun", None), *product(("euler_maruyama", "stochastic_heun"), SDES)]
+
+
+@pytest.mark.parametrize("interpolant", ["linear", "gvp", "vp"])
+@pytest.mark.parametrize("prediction", ["velocity", "score", "noise", "data"])
+def test_no_choice_divides_by_zero(interpolant, prediction):
+    for method, sde in SOLVED:
+        made = generator(flow=Flow(interpolant, prediction), method=method, steps=8, sde=sde)
+        field, _ = made.field(torch.tensor([0]))
+        end = made.solve(field, made.noise("sample", [0]), [0])
+        assert end.isfinite().all(), (method, sde)
 
 
 def test_non_finite_images_are_never_returned():
-    model = network()
-    model.final.bias.data.fill_(float("nan"))
+    made = generator()
+    made.model.final.bias.data.fill_(float("nan"))
     with pytest.raises(UserError, match="non-finite images; none was written"):
-        sample_images(model, build_codec("identity"), indices=[0], labels=[0], settings=settings())
+        made([0], [0])
 
 
-def test_labels_outside_the_range_and_unknown_methods_are_refused():
+def test_labels_outside_the_range_and_a_lone_last_step_are_refused():
     with pytest.raises(UserError, match=r"label 3 is not in 0..2"):
-        sample_images(
-            network(), build_codec("identity"), indices=[0], labels=[3], settings=settings()
-        )
-    with pytest.raises(UserError, match="unknown sampling method 'huen'; nearest: heun"):
-        settings(method="huen")
+        generator()([0], [3])
+    with pytest.raises(UserError, match="steps 1 leaves none before the sde's last step"):
+        generator(method="euler_maruyama", steps=1, sde=SdeConfig())([0], [0])
 
 
 def test_to_uint8_is_the_formula_of_dit_and_undoes_the_loader():
@@ -238,18 +228,11 @@ def test_grid_shows_every_image_where_row_and_column_say():
 
 
 def test_grid_rows_are_the_asked_classes_and_columns_change_the_noise():
-    models = {"raw": network()}
+    made = {"raw": generator()}
     picture = sample_grid(
-        models, build_codec("identity"), classes=[2, 0], class_names=("a", "b", "c"), columns=3,
-        settings=settings(), batch_size=4,
-    )  # fmt: skip
-    unconditional = sample_grid(
-        {"raw": network(0)}, build_codec("identity"), classes=[], class_names=(), columns=3,
-        settings=settings(),
-    )  # fmt: skip
+        made, classes=[2, 0], class_names=("a", "b", "c"), columns=3, batch_size=4
+    )
+    unconditional = sample_grid({"raw": generator(0)}, classes=[], class_names=(), columns=3)
     assert picture.size[1] < unconditional.size[1]  # two rows against four
     with pytest.raises(UserError, match="label 5"):
-        sample_grid(
-            models, build_codec("identity"), classes=[5], class_names=("a",) * 6, columns=1,
-            settings=settings(),
-        )  # fmt: skip
+        sample_grid(made, classes=[5], class_names=("a",) * 6, columns=1)
