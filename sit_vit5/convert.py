@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 # Decay of the averages that DiT and SiT release.
 OFFICIAL_DECAY = 0.9999
 IMAGENET_CLASSES = 1000
-# DiT's discrete diffusion (beta from 1e-4 to 0.02 in 1,000 steps) follows the vp path closely.
+# DiT's discrete diffusion (beta from 1e-4 to 0.02 in 1,000 steps) follows the vp path within 0.1 in
+# the log of alpha^2 / sigma^2.
 DIT_OBJECTIVE = ObjectiveConfig(interpolant="vp", prediction="noise")
 
 

@@ -14,6 +14,7 @@ from safetensors.torch import load_file, save_file
 from sit_vit5.checkpoint import open_checkpoint
 from sit_vit5.convert import main
 from sit_vit5.errors import UserError
+from sit_vit5.flow.interpolants import INTERPOLANTS
 from sit_vit5.models.classifier_folder import load_classifier
 
 
@@ -55,6 +56,35 @@ def test_the_imported_network_is_the_official_one(tmp_path, sit, tiny_vae):
     assert (checkpoint.denoiser("raw")(*inputs) - ours).abs().max() > 0.1
     assert checkpoint.state.class_names == tuple("0123456789")
     assert checkpoint.state.data["file"] == "sit.pt" and len(checkpoint.state.data["sha256"]) == 64
+
+
+def test_an_imported_dit_is_exact_and_samples_as_noise_on_the_vp_path(tmp_path, tiny_vae, command):
+    weights, name = golden_weights("dit_model_sigma"), "DiT-tiny.pt"
+    torch.save(weights, tmp_path / name)
+    to, codec = tmp_path / "dit", f"--codec.path={tiny_vae}"
+    main([str(tmp_path / name), "--to", str(to), "--heads=4", codec])
+    golden = load_file(ROOT / "tests" / "golden" / "dit_model_sigma.safetensors")
+    checkpoint = open_checkpoint(to)
+    model = checkpoint.denoiser("ema").eval()
+    t = 1 - (golden["input.t"].double() + 1) / 1000  # our time of their diffusion step
+    both = model(golden["input.x"], t.float(), golden["input.y"])
+    torch.testing.assert_close(both, golden["output.forward"], atol=2e-3, rtol=0)
+    objective = checkpoint.config.objective
+    assert (objective.interpolant, objective.prediction) == ("vp", "noise")
+    options = ("--columns", 1, "--steps", 3, "--out", tmp_path / "dit.png")
+    command("sample/grid.py", "--checkpoint", to, *options)
+    with pytest.raises(UserError, match="does not say whether it is SiT or DiT; give --kind"):
+        (tmp_path / name).rename(tmp_path / "model.pt")
+        main([str(tmp_path / "model.pt"), "--to", str(tmp_path / "x"), "--heads=4", codec])
+
+
+def test_dits_discrete_diffusion_follows_the_vp_path_closely():
+    """Its log signal-to-noise ratio; beta from 1e-4 to 0.02 in 1,000 steps (Ho et al., 2020)."""
+    kept = torch.cumprod(1 - torch.linspace(1e-4, 0.02, 1000, dtype=torch.float64), 0)
+    t = 1 - torch.arange(1, 1001, dtype=torch.float64) / 1000
+    path = INTERPOLANTS["vp"](t)
+    ours = (path.alpha_t**2 / path.sigma_t**2).log()
+    assert (ours - (kept / (1 - kept)).log()).abs().max() < 0.1
 
 
 def test_bare_weights_have_no_raw_ones_and_imagenet_names_if_there_are_1000_classes(

@@ -6,7 +6,6 @@ import shlex
 import sys
 import time
 from contextlib import nullcontext
-from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +13,7 @@ import torch
 
 from sit_vit5 import __version__
 from sit_vit5.checkpoint import open_checkpoint
+from sit_vit5.cli import to_dict
 from sit_vit5.config import GenerateConfig
 from sit_vit5.distributed import Processes
 from sit_vit5.files import file_hash, lock
@@ -101,8 +101,8 @@ def _settings(options: GenerateConfig, loaded: Loaded, classes: list[int]) -> di
         "weights": weights_file.stem,
         "step": checkpoint.state.step,
         "model": checkpoint.config.model,
-        "objective": asdict(checkpoint.config.objective),
-        "sampler": asdict(loaded.generator.settings),
+        "objective": to_dict(checkpoint.config.objective),
+        "sampler": to_dict(loaded.generator.settings),
         "guidance_reference_sha256": _reference_hash(options),
         "num_samples": options.num_samples,
         "labels": options.labels,
