@@ -33,7 +33,7 @@ class Coefficients:
     def variance_rate(self) -> Tensor:
         """(alpha' / alpha) sigma^2 - sigma sigma': the factor of the score in the velocity.
 
-        Infinite where alpha is zero. SiT, eq. 9.
+        Infinite where alpha is zero.
         """
         return self.d_alpha_t / self.alpha_t * self.sigma_t**2 - self.sigma_d_sigma_t
 

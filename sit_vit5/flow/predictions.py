@@ -113,7 +113,7 @@ class Flow:
     prediction: str
 
     def velocity(self, output: Tensor, x_t: Tensor, t: Tensor) -> Tensor:
-        """dx_t / dt of the probability flow. SiT, eq. 5."""
+        """dx_t / dt of the probability flow. SiT, eq. 2."""
         p = coefficients(self.interpolant, t, x_t)
         return PREDICTIONS[self.prediction].velocity(output, x_t, p)
 

@@ -88,9 +88,10 @@ def log_likelihood(
     return Likelihood(prior - totals[-1], noise)
 
 
-def bits_per_dimension(logp: Tensor, dimensions: int, *, levels: int = 256) -> Tensor:
-    """Bits per dimension of values on `levels` grey levels spread over [-1, 1].
+def bits_per_dimension(logp: Tensor, dimensions: int, *, levels_per_unit: float = 127.5) -> Tensor:
+    """Bits per dimension of grey levels, of which a unit of the data holds levels_per_unit.
 
-    logp: nats of the scaled values, dequantised by uniform noise of one level (Theis et al., 2016).
+    logp: nats of the data, dequantised by uniform noise of one level (Theis et al., 2016). Ours
+    are grey / 127.5 - 1.
     """
-    return -logp / dimensions / math.log(2) + math.log2(levels / 2)
+    return -logp / dimensions / math.log(2) + math.log2(levels_per_unit)

@@ -261,5 +261,6 @@ def test_the_likelihood_of_a_gaussian_is_its_density(interpolant, method, steps)
 
 
 def test_bits_per_dimension_of_uniform_noise_over_all_levels_are_eight():
-    logp = torch.tensor([-10 * math.log(2.0)])  # density 1/2 on [-1, 1], ten dimensions
+    width = 256 / 127.5  # of all levels, each as wide as the uniform noise
+    logp = torch.tensor([-10 * math.log(width)])  # ten dimensions
     assert bits_per_dimension(logp, 10).item() == pytest.approx(8)
