@@ -10,8 +10,8 @@ from torch import Tensor
 
 from sit_vit5.errors import UserError
 
-# Images per decoder call: at 256 pixels a larger batch takes gigabytes and is no faster.
-DECODED_AT_ONCE = 16
+# Images per call: at 256 pixels a larger batch takes tens of gigabytes and is no faster.
+AT_ONCE = 16
 
 
 class AutoencoderKLCodec:
@@ -51,8 +51,11 @@ class AutoencoderKLCodec:
     def encode(self, images: Tensor, noise: Tensor) -> Tensor:
         """A draw of the posterior with the given standard normal noise (latent shape)."""
         self.vae.to(images.device)
-        posterior = self.vae.encode(images.float()).latent_dist
-        latents = self.scale * (posterior.mean + posterior.std * noise)
+        parts = []
+        for part, own_noise in zip(images.split(AT_ONCE), noise.split(AT_ONCE), strict=True):
+            posterior = self.vae.encode(part.float()).latent_dist
+            parts.append(self.scale * (posterior.mean + posterior.std * own_noise))
+        latents = torch.cat(parts)
         if not latents.isfinite().all():
             raise UserError("the autoencoder returned non-finite latents; check its weights")
         return latents
@@ -60,7 +63,7 @@ class AutoencoderKLCodec:
     @torch.no_grad()
     def decode(self, latents: Tensor) -> Tensor:
         self.vae.to(latents.device)
-        parts = (latents.float() / self.scale).split(DECODED_AT_ONCE)
+        parts = (latents.float() / self.scale).split(AT_ONCE)
         return torch.cat([self.vae.decode(part).sample for part in parts])
 
 

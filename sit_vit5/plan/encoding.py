@@ -9,6 +9,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from sit_vit5.codecs import build_codec
+from sit_vit5.codecs.autoencoder_kl import AT_ONCE
 from sit_vit5.config import CodecConfig
 from sit_vit5.models.cost import count_flops
 from sit_vit5.plan.memory import call_peak
@@ -48,7 +49,7 @@ def _autoencoder(
     factor = 2 ** (len(vae.config.block_out_channels) - 1)
     with FakeTensorMode():
         vae = _build(codec.path)
-        images = torch.empty(micro_batch_size, *image_shape)
+        images = torch.empty(min(micro_batch_size, AT_ONCE), *image_shape)
         working = call_peak(vae, lambda: vae.encode(images).latent_dist.std)
     return Encoding(
         factor,

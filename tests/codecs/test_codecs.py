@@ -32,6 +32,16 @@ def test_autoencoder_applies_the_scale_once_in_each_direction(tiny_vae):
     torch.testing.assert_close(codec.decode(latents), codec.vae.decode(posterior.mean).sample)
 
 
+def test_large_batches_are_encoded_and_decoded_in_parts(tiny_vae, monkeypatch):
+    codec = build_codec("sd-vae-ema", str(tiny_vae))
+    images, noise = torch.rand(5, 3, 8, 8) * 2 - 1, torch.randn(5, 4, 4, 4)
+    whole = codec.encode(images, noise)
+    pixels = codec.decode(whole)
+    monkeypatch.setattr("sit_vit5.codecs.autoencoder_kl.AT_ONCE", 2)
+    torch.testing.assert_close(codec.encode(images, noise), whole)
+    torch.testing.assert_close(codec.decode(whole), pixels)
+
+
 def test_posterior_noise_enters_with_the_standard_deviation(tiny_vae):
     codec = build_codec("sd-vae-mse", str(tiny_vae))
     images, noise = torch.rand(1, 3, 8, 8), torch.randn(1, 4, 4, 4)

@@ -278,7 +278,7 @@ def test_time_is_of_model_and_encoder_each_at_its_own_peak():
     assert plan.model_seconds == pytest.approx(3 * plan.flops * 256 / (4 * 0.25 * 989.5e12))
     encoder = encoding(CodecConfig(), (3, 256, 256), 1).flops
     assert plan.encoding_seconds == pytest.approx(encoder * 256 / (4 * 0.25 * 67e12))
-    assert plan.memory.encoding > plan.memory.activations.kept  # small model, big encoder
+    assert plan.memory.encoding > 1e9  # 16 images at once, whatever the batch
     assert "encoding, beyond what a step takes" in report(options, plan)
 
 
