@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from comparison import Check, Tensors, difference
+from comparison import Check, Tensors, difference, official_sit, official_weights
 from flow_checks import (
     samplers_likelihood,
     samplers_ode,
@@ -29,38 +29,6 @@ from sit_vit5.models.convert import sit_state_dict, vit5_state_dict
 from sit_vit5.models.denoiser import Denoiser
 from sit_vit5.models.layers import RMSNorm, sincos_positions
 from sit_vit5.models.rope import rotary_angles, rotate
-
-
-def official_weights(tensors: Tensors) -> Tensors:
-    """The fixture's parameters under their official names."""
-    return {k.removeprefix("param."): t for k, t in tensors.items() if k.startswith("param.")}
-
-
-def official_sit(facts: dict, tensors: Tensors) -> tuple[Denoiser, Tensors]:
-    """Our denoiser of recipe SiT or DiT with the fixture's weights, and the official weights.
-
-    Of a learned sigma, SiT's forward returns the first half and DiT's both halves.
-    """
-    both = facts["fixture"].startswith("dit") and facts["hyperparameters"]["learn_sigma"]
-    sizes = facts["hyperparameters"]
-    backbone = presets.Backbone(
-        width=sizes["hidden_size"],
-        depth=sizes["depth"],
-        heads=sizes["num_heads"],
-        patch_size=sizes["patch_size"],
-        mlp_ratio=sizes["mlp_ratio"],
-        recipe=presets.RECIPES["SiT"],
-    )
-    model = Denoiser(
-        backbone,
-        in_channels=sizes["in_channels"],
-        input_size=(sizes["input_size"],) * 2,
-        num_classes=sizes["num_classes"],
-        out_channels=sizes["in_channels"] * (2 if both else 1),
-    )
-    official = official_weights(tensors)
-    model.load_state_dict(sit_state_dict(official, model))
-    return model.eval(), official
 
 
 def cfg_on_three_channels(facts: dict, tensors: Tensors, model: Denoiser) -> Iterator[Check]:

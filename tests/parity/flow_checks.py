@@ -10,19 +10,16 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import torch
-from comparison import Check, Tensors, difference
+from comparison import Check, Tensors, difference, official_sit
 from helpers import Gauss
 from safetensors.torch import load_file
 from torch import Tensor
 
-from sit_vit5 import presets
 from sit_vit5.config import ADAPTIVE_METHODS
 from sit_vit5.flow.interpolants import coefficients
 from sit_vit5.flow.intervals import EPS, sampling_interval, training_interval
 from sit_vit5.flow.loss import flow_loss
 from sit_vit5.flow.predictions import Flow
-from sit_vit5.models.convert import sit_state_dict
-from sit_vit5.models.denoiser import Denoiser
 from sit_vit5.sampling.field import Field, Network
 from sit_vit5.sampling.guidance import Guidance, guided
 from sit_vit5.sampling.likelihood import log_likelihood
@@ -288,7 +285,7 @@ def samplers_likelihood(facts: dict, tensors: Tensors, folder: Path) -> Iterator
 
 
 def samplers_sit(facts: dict, tensors: Tensors, folder: Path) -> Iterator[Check]:
-    model = official_sit(facts, folder)
+    model, _ = official_sit(facts, load_file(folder / facts["params"]))
     for case in facts["cases"]:
         scale, path = case["cfg_scale"], case["path"].lower()
         labels, z = tensors["input.y"], tensors["input.z"]
@@ -332,25 +329,3 @@ def samplers_sit(facts: dict, tensors: Tensors, folder: Path) -> Iterator[Check]
         else:
             final = SOLVERS[method](field, z, uniform_grid(steps - 1, interval))
             yield Check(case["id"], relative(final, expected), case["tol_rel"])
-
-
-def official_sit(facts: dict, folder: Path) -> Denoiser:
-    sizes = facts["hyperparameters"]
-    tensors = load_file(folder / facts["params"])
-    official = {k.removeprefix("param."): t for k, t in tensors.items() if k.startswith("param.")}
-    backbone = presets.Backbone(
-        sizes["hidden_size"],
-        sizes["depth"],
-        sizes["num_heads"],
-        patch_size=sizes["patch_size"],
-        mlp_ratio=sizes["mlp_ratio"],
-        recipe=presets.RECIPES["SiT"],
-    )
-    model = Denoiser(
-        backbone,
-        in_channels=sizes["in_channels"],
-        input_size=(sizes["input_size"],) * 2,
-        num_classes=sizes["num_classes"],
-    )
-    model.load_state_dict(sit_state_dict(official, model))
-    return model.eval()
