@@ -1,7 +1,5 @@
 """Draws a labelled grid of samples: `python sample/grid.py --checkpoint runs/digits/latest`."""
 
-from pathlib import Path
-
 from sit_vit5.cli import parse, run
 from sit_vit5.config import GridConfig
 from sit_vit5.errors import UserError
@@ -14,27 +12,23 @@ def main(argv: list[str]) -> None:
         raise UserError(f"--out {options.out} must end in .png")
 
     from sit_vit5.distributed import join_processes
-    from sit_vit5.run_folder import SAMPLES, run_of, step_name
     from sit_vit5.sampling.generator import find_classes
     from sit_vit5.sampling.grid import sample_grid
     from sit_vit5.sampling.load import load
+    from sit_vit5.sampling.pictures import picture_path, title
 
     processes = join_processes()
     loaded = load(options, processes.device, default_scale=2.0)
     wanted = find_classes(options.classes, loaded.class_names)
-    step = loaded.checkpoint.state.step
-    guidance = loaded.generator.settings.guidance
     grid = sample_grid(
-        {f"step {step}, {options.weights}, guidance {guidance.scale:g}": loaded.generator},
+        {title(loaded, options.weights): loaded.generator},
         classes=wanted if options.classes else wanted[:10],
         class_names=loaded.class_names,
         columns=options.columns,
         batch_size=options.batch_size,
         progress=True,
     )
-    run_folder = run_of(loaded.checkpoint.folder)
-    out = Path(options.out or run_folder / SAMPLES / f"grid_{step_name(step)}.png")
-    out.parent.mkdir(parents=True, exist_ok=True)
+    out = picture_path(options.out, loaded, name="grid")
     if processes.is_main:
         grid.save(out)
         print(out)

@@ -265,6 +265,54 @@ class GridConfig(SamplerConfig):
     """PNG to write; None: samples/grid_STEP.png in the run folder."""
 
 
+# Kinds of pictures that a path or an interpolation is written as; all but the first move.
+PICTURES = (".png", ".gif", ".webp")
+
+
+@dataclass(frozen=True)
+class PathConfig(SamplerConfig):
+    """Draw how noise becomes images: x_t and the data expected from it, at times from 0 to 1."""
+
+    classes: tuple[str, ...] = ()
+    """Class names or numbers to draw; none given: the first four."""
+    images: int = 1
+    """Images per class."""
+    frames: int = 10
+    """Times shown, both ends included: columns of a PNG, frames of an animation."""
+    out: str | None = None
+    """PNG, or animated .gif or .webp to write; None: samples/path_STEP.png in the run folder."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_picture(self.out)
+
+
+@dataclass(frozen=True)
+class InterpolateConfig(SamplerConfig):
+    """Draw the images between the noises of two seeds, or on the way through several."""
+
+    seeds: tuple[int, ...] = (0, 1)
+    """Seeds from one to the next, instead of seed; each gives its image 0."""
+    classes: tuple[str, ...] = ()
+    """Class names or numbers to draw, a row each; none given: the first four."""
+    to_class: str | None = None
+    """Class at the last seed: the class embedding goes there in a straight line."""
+    frames: int = 9
+    """Pictures from one seed to the next, both included."""
+    out: str | None = None
+    """PNG, or animated .gif or .webp; None: samples/interpolation_STEP.png in the run folder."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_picture(self.out)
+        if len(self.seeds) < 2:
+            raise UserError(
+                f"seeds {' '.join(map(str, self.seeds))} must be two or more, such as 0 1"
+            )
+        if self.seed:
+            raise UserError(f"seed {self.seed} has no effect; use seeds")
+
+
 @dataclass(frozen=True)
 class GenerateConfig(SamplerConfig):
     """Write N samples to samples.npz with a manifest; run again, it makes only what is missing."""
@@ -391,6 +439,9 @@ _AT_LEAST = {
     "preview.steps": 1,
     "preview.guidance_scale": 0,
     "columns": 1,
+    "images": 1,
+    "frames": 2,
+    "seeds": 0,
     "head": 0,
     "image_size": 1,
     "num_samples": 1,
@@ -465,6 +516,12 @@ def check_sampler(config: SamplerConfig) -> None:
         raise UserError(f"guidance.interval {low:g} {high:g} is upside down; give low, then high")
     if config.guidance.interval_unit == "t" and not 0 <= low <= high <= 1:
         raise UserError(f"guidance.interval {low:g} {high:g} must lie within 0 and 1")
+
+
+def check_picture(out: str | None) -> None:
+    """Refuses a file name of no kind in `PICTURES`."""
+    if out and not out.lower().endswith(PICTURES):
+        raise UserError(f"out {out} must end in {', '.join(PICTURES[:-1])} or {PICTURES[-1]}")
 
 
 def check_attention(config: AttentionConfig) -> None:

@@ -30,6 +30,8 @@ SCRIPTS = (
     "train_sit.py",
     "sample/grid.py",
     "sample/generate.py",
+    "sample/path.py",
+    "sample/interpolate.py",
     "evaluate/metrics.py",
     "evaluate/attention.py",
 )
@@ -69,6 +71,8 @@ def test_help_lists_every_option_and_imports_no_torch(script):
         "train_sit.py": ["--resume", "--backbone.recipe.layer-scale", "--optimizer.lr FLOAT"],
         "sample/grid.py": ["--checkpoint", "--columns"],
         "sample/generate.py": ["--num-samples", "--labels {random,balanced}"],
+        "sample/path.py": ["--checkpoint", "--frames INT", "--sde.last-step"],
+        "sample/interpolate.py": ["--seeds", "--to-class"],
         "evaluate/metrics.py": ["--reference", "--inception-weights"],
         "evaluate/attention.py": ["--checkpoint", "--interpolation {nearest,bilinear}"],
     }[script]
@@ -233,6 +237,11 @@ def test_an_unconditional_run_trains_samples_and_is_evaluated(command, tmp_path)
     command("evaluate/metrics.py", tmp_path / "s" / "samples.npz", "--reference", "digits",
             "--features", "pixels")  # fmt: skip
     assert json.loads((tmp_path / "s" / "samples.json").read_text())["labels"] == [0, 0, 0]
+    script_main("path.py", "--checkpoint", run, "--steps", 2, "--frames", 3)
+    script_main("interpolate.py", "--checkpoint", run, "--steps", 1)
+    assert (run / "samples" / "interpolation_step_0000002.png").is_file()
+    with pytest.raises(UserError, match="unconditional"):
+        script_main("interpolate.py", "--checkpoint", run, "--to-class", 1)
     refused = command("sample/grid.py", "--checkpoint", run, "--classes", 1, check=False)
     assert refused.returncode == 2 and "unconditional" in refused.stderr
 
@@ -262,6 +271,12 @@ BAD_COMMANDS = {
     "config not a file": (["train_sit.py", "--config", "configs/digits.yaml/x"], "not a YAML file"),
     "output is a file": (["train_sit.py", *TINY, "--output-dir", "README.md"], "README.md"),
     "picture kind": (["sample/grid.py", "--checkpoint", "x", "--out", "x.foo"], "end in .png"),
+    "kind of path": (["sample/path.py", "--checkpoint", "x", "--out", "x.mp4"],
+                     "out x.mp4 must end in .png, .gif or .webp"),
+    "one frame": (["sample/path.py", "--checkpoint", "x", "--frames", "1"],
+                  "frames 1 must be at least 2"),
+    "one seed": (["sample/interpolate.py", "--checkpoint", "x", "--seeds", "3"],
+                 "seeds 3 must be two or more, such as 0 1"),
     "absent samples": (["evaluate/metrics.py", "absent", "--reference", "digits",
                         "--features", "pixels"], "absent' does not exist"),
     "absent classifier": (["evaluate/attention.py", "--classifier", "absent.pth", "--image",
@@ -286,6 +301,73 @@ def test_a_class_outside_the_range_is_named(command, trained):
     assert (
         failed.returncode == 2 and "class '10' is no class name; classes: 0, 1, 2" in failed.stderr
     )
+
+
+def script_main(script: str, *argv: object) -> None:
+    """A script of sample/ in this process: its start costs more than its work."""
+    runpy.run_path(str(ROOT / "sample" / script))["main"]([*map(str, argv)])
+
+
+def test_path_draws_a_strip_and_an_animation(command, trained, tmp_path, capsys):
+    shown = command("sample/path.py", "--checkpoint", trained, "--steps", 9, "--classes", 3, 7)
+    strip = Path(shown.stdout.splitlines()[-1])
+    assert strip == trained / "samples" / "path_step_0000006.png"
+    width, height = Image.open(strip).size
+    assert 10 * 64 < width < 10 * 64 + 300 and 4 * 64 < height < 4 * 64 + 120
+    out = tmp_path / "deep" / "path.gif"
+    script_main(
+        "path.py", "--checkpoint", trained, "--method", "stochastic_heun", "--steps", 7,
+        "--images", 3, "--frames", 8, "--out", out,
+    )  # fmt: skip
+    assert capsys.readouterr().out.splitlines()[-1] == str(out)
+    with Image.open(out) as animation:
+        assert animation.n_frames == 8
+        assert animation.size[0] > 6 * 64 and animation.size[1] > 4 * 64  # four classes
+
+
+def test_interpolate_starts_and_ends_at_the_grids_images(trained, tmp_path):
+    """Index 0 of either seed, pixel by pixel; 1 for the rounding of another batch shape."""
+    options = ("--checkpoint", trained, "--steps", 2, "--classes", 3)
+
+    def picture(script: str, *argv: object) -> np.ndarray:
+        script_main(script, *options, *argv, "--out", tmp_path / "x.png")
+        return np.asarray(Image.open(tmp_path / "x.png")).astype(int)
+
+    strip = picture("interpolate.py", "--seeds", 4, 9, "--frames", 5)
+    left = strip.shape[1] - 5 * 68 - 12  # five tiles with their gaps, and the block's margin
+    for seed, column in ((4, 0), (9, 4)):
+        own = picture("grid.py", "--columns", 1, "--seed", seed)[-68:-4, left : left + 64]
+        tile = strip[-68:-4, left + column * 68 : left + column * 68 + 64]
+        assert np.abs(tile - own).max() <= 1 and tile.std() > 20
+
+
+def test_interpolate_writes_an_animation_and_refuses_what_has_no_effect(trained, tmp_path):
+    out = tmp_path / "x.webp"
+    script_main(
+        "interpolate.py", "--checkpoint", trained, "--steps", 1, "--seeds", 0, 1, 0,
+        "--frames", 4, "--to-class", 7, "--out", out,
+    )  # fmt: skip
+    assert Image.open(out).n_frames == 7
+    for argv, message in (
+        (["--seed", 1], "seed 1 has no effect; use seeds"),
+        (["--to-class", "x"], "class 'x' is no class name"),
+        (["--classes", 11], "class '11' is no class name"),
+        (["--seeds", -1, 2], "seeds -1 must be at least 0"),
+    ):
+        with pytest.raises(UserError) as error:
+            script_main("interpolate.py", "--checkpoint", trained, *argv)
+        assert message in str(error.value) and "\n" not in str(error.value)
+
+
+def test_path_refuses_more_than_the_sampler_or_a_batch_can_show(trained):
+    for argv, message in (
+        (["--steps", 3], "frames 10 must be at most 4"),
+        (["--images", 17], "68 images must be at most batch_size 64"),
+        (["--classes", "x"], "class 'x' is no class name"),
+    ):
+        with pytest.raises(UserError) as error:
+            script_main("path.py", "--checkpoint", trained, *argv)
+        assert message in str(error.value) and "\n" not in str(error.value)
 
 
 def test_metrics_prints_a_table_and_the_path_of_its_json(command, trained, tmp_path):

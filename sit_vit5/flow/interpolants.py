@@ -37,6 +37,12 @@ class Coefficients:
         """
         return self.d_alpha_t / self.alpha_t * self.sigma_t**2 - self.sigma_d_sigma_t
 
+    @property
+    def wronskian(self) -> Tensor:
+        """alpha sigma' - alpha' sigma, below 0 on every path: x_t and the velocity determine data
+        and noise."""
+        return self.alpha_t * self.d_sigma_t - self.d_alpha_t * self.sigma_t
+
 
 def linear(t: Tensor) -> Coefficients:
     """alpha_t = t, sigma_t = 1 - t."""

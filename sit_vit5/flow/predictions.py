@@ -39,8 +39,7 @@ class Velocity:
         return output
 
     def noise(self, output: Tensor, x_t: Tensor, p: Coefficients) -> Tensor:
-        wronskian = p.alpha_t * p.d_sigma_t - p.d_alpha_t * p.sigma_t  # below 0 on every path
-        return (p.alpha_t * output - p.d_alpha_t * x_t) / wronskian
+        return (p.alpha_t * output - p.d_alpha_t * x_t) / p.wronskian
 
     def velocity_per_error(self, p: Coefficients) -> Tensor:
         return torch.ones_like(p.alpha_t)
@@ -125,9 +124,10 @@ class Flow:
         return -PREDICTIONS[self.prediction].noise(output, x_t, p) / p.sigma_t
 
     def data(self, output: Tensor, x_t: Tensor, t: Tensor) -> Tensor:
-        """The expected data, (x_t - sigma * noise) / alpha; alpha_t must not be 0."""
+        """The expected data: the data that goes with x_t and the velocity, also where alpha_t is 0
+        and the velocity is finite."""
         if self.prediction == "data":
             return output
         p = coefficients(self.interpolant, t, x_t)
-        noise = PREDICTIONS[self.prediction].noise(output, x_t, p)
-        return (x_t - p.sigma_t * noise) / p.alpha_t
+        velocity = PREDICTIONS[self.prediction].velocity(output, x_t, p)
+        return (p.d_sigma_t * x_t - p.sigma_t * velocity) / p.wronskian

@@ -32,7 +32,7 @@ class Network:
 
 
 class Field:
-    """Velocity, and score, at (x_t, t) from one evaluation of the prediction; counts evaluations.
+    """Velocity, score and data at (x_t, t), from one evaluation of the prediction; counts them.
 
     x_t: (B, C, h, w), fp32; t: one time for the batch.
     """
@@ -54,6 +54,11 @@ class Field:
         """Gradient of the log density; sigma_t must not be 0."""
         output, times = self._evaluate(x_t, t)
         return self.flow.score(output, x_t, times)
+
+    def data(self, x_t: Tensor, t: float) -> Tensor:
+        """The data expected where x_t is seen at t: the denoised image."""
+        output, times = self._evaluate(x_t, t)
+        return self.flow.data(output, x_t, times)
 
     def _evaluate(self, x_t: Tensor, t: float) -> tuple[Tensor, Tensor]:
         self.evaluations += 1

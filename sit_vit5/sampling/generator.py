@@ -18,7 +18,7 @@ from sit_vit5.models.denoiser import Denoiser, check_labels
 from sit_vit5.models.layers import set_attention
 from sit_vit5.sampling.field import Field, Network
 from sit_vit5.sampling.guidance import Guidance, guided
-from sit_vit5.sampling.ode import SOLVERS, adaptive, shifted_grid
+from sit_vit5.sampling.ode import SOLVERS, Observer, adaptive, ignore, shifted_grid
 from sit_vit5.sampling.sde import LAST_STEPS, SDE_SOLVERS, Sde
 
 
@@ -90,14 +90,18 @@ class Generator:
         device = next(self.model.parameters()).device
         field, networks = self.field(torch.tensor(labels, device=device))
         latents = self.solve(field, self.noise("sample", indices).to(device), indices)
+        passes = sum(network.passes for network in networks)
+        return Images(self.pixels(latents), field.evaluations, passes)
+
+    def pixels(self, latents: Tensor) -> Tensor:
+        """Decoded images, uint8 (B, H, W, C) on the CPU."""
         images = self.codec.decode(latents)
         if not images.isfinite().all():
             raise UserError(
                 "the network or decoder returned non-finite images; none was written; check the "
                 "checkpoint, lower guidance.scale or use --precision fp32"
             )
-        passes = sum(network.passes for network in networks)
-        return Images(to_uint8(images).cpu(), field.evaluations, passes)
+        return to_uint8(images).cpu()
 
     def field(self, labels: Tensor) -> tuple[Field, list[Network]]:
         """The guided field for labels (B,), and the networks that it asks."""
@@ -109,27 +113,33 @@ class Generator:
         predict = guided(networks[0], labels, self.settings.guidance, reference=reference)
         return Field(predict, self.flow), networks
 
-    def solve(self, field: Field, noise: Tensor, indices: Sequence[int]) -> Tensor:
-        """Latents from noise (B, C, h, w). indices: of the images, which key an SDE's noise."""
+    def solve(
+        self, field: Field, noise: Tensor, indices: Sequence[int], *, observe: Observer = ignore
+    ) -> Tensor:
+        """Latents from noise (B, C, h, w). indices: of the images, which key an SDE's noise;
+        observe: sees every state, from the noise to the latents returned."""
         settings = self.settings
+        observe(noise, settings.interval(self.flow)[0])
         if settings.method in ADAPTIVE_METHODS:
             interval, tolerances = settings.interval(self.flow), (settings.atol, settings.rtol)
             return adaptive(
                 field, noise, interval, method=settings.method, atol=tolerances[0],
-                rtol=tolerances[1],
+                rtol=tolerances[1], observe=observe,
             )  # fmt: skip
         times = settings.times(self.flow)
         if settings.method not in SDE_METHODS:
-            return SOLVERS[settings.method](field, noise, times)
+            return SOLVERS[settings.method](field, noise, times, observe=observe)
         sde = Sde(field, settings.sde.diffusion, settings.sde.norm)
 
         def step_noise(step: int) -> Tensor:
             return self.noise("sde", indices, step=step).to(noise.device)
 
-        x_t = SDE_SOLVERS[settings.method](sde, noise, times, step_noise)
+        x_t = SDE_SOLVERS[settings.method](sde, noise, times, step_noise, observe=observe)
         if settings.sde.last_step == "none":
             return x_t
-        return LAST_STEPS[settings.sde.last_step](sde, x_t, times[-1], 1 - times[-1])
+        x_t = LAST_STEPS[settings.sde.last_step](sde, x_t, times[-1], 1 - times[-1])
+        observe(x_t, 1.0)
+        return x_t
 
     def noise(self, purpose: str, indices: Sequence[int], *, step: int = 0) -> Tensor:
         """Standard normal noise of the latents of the images, keyed by seed, purpose and step."""

@@ -17,6 +17,12 @@ from sit_vit5.flow.times import shift_times
 
 # (x_t, t) -> dx_t / dt
 Velocity = Callable[[Tensor, float], Tensor]
+# sees x_t and t after every step; of adaptive methods, every accepted one
+Observer = Callable[[Tensor, float], None]
+
+
+def ignore(x_t: Tensor, t: float) -> None:
+    """The observer of those who want the end alone."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +48,12 @@ RK4 = Tableau(
 
 
 def runge_kutta(
-    field: Velocity, x_t: Tensor, times: Sequence[float], *, tableau: Tableau
+    field: Velocity,
+    x_t: Tensor,
+    times: Sequence[float],
+    *,
+    tableau: Tableau,
+    observe: Observer = ignore,
 ) -> Tensor:
     """x at the last of the times; one evaluation per stage and step."""
     for t, t_next in pairwise(times):
@@ -52,10 +63,13 @@ def runge_kutta(
             time = t_next if node == 1 else t + node * step
             slopes.append(field(_advance(x_t, step, weights, slopes), time))
         x_t = _advance(x_t, step, tableau.b, slopes)
+        observe(x_t, t_next)
     return x_t
 
 
-def adams_bashforth(field: Velocity, x_t: Tensor, times: Sequence[float]) -> Tensor:
+def adams_bashforth(
+    field: Velocity, x_t: Tensor, times: Sequence[float], *, observe: Observer = ignore
+) -> Tensor:
     """Second order from one evaluation per step: the slope extrapolated from the last two.
 
     Steps may differ; the first is Euler's (Hairer et al., 1993, III.5).
@@ -69,12 +83,13 @@ def adams_bashforth(field: Velocity, x_t: Tensor, times: Sequence[float]) -> Ten
             half_ratio = step / last_step / 2
             x_t = x_t + step * ((1 + half_ratio) * slope - half_ratio * last)
         last, last_step = slope, step
+        observe(x_t, t_next)
     return x_t
 
 
 def adaptive(
     field: Velocity, x_t: Tensor, interval: tuple[float, float], *, method: str, atol: float,
-    rtol: float,
+    rtol: float, observe: Observer = ignore,
 ) -> Tensor:  # fmt: skip
     """torchdiffeq's adaptive methods from the first to the second time.
 
@@ -85,8 +100,17 @@ def adaptive(
     from torchdiffeq import odeint
 
     times = torch.tensor(interval, dtype=torch.float64, device=x_t.device)
+
+    def slope(t: Tensor, x: Tensor) -> Tensor:
+        return field(x, t.item())
+
+    def accepted(t: Tensor, x: Tensor, step: Tensor) -> None:
+        if t != times[0]:  # torchdiffeq shows where the step starts: the end of the one before
+            observe(x, t.item())
+
+    slope.callback_accept_step = accepted
     solution = odeint(
-        lambda t, x: field(x, t.item()),
+        slope,
         x_t,
         times,
         method=method,
@@ -94,6 +118,7 @@ def adaptive(
         rtol=rtol,
         options={"step_t": times[1:], "dtype": torch.float64},
     )
+    observe(solution[-1], interval[1])
     return solution[-1]
 
 
@@ -119,7 +144,7 @@ def _advance(x: Tensor, step: float, weights: Sequence[float], slopes: list[Tens
     return x
 
 
-# (field, x, times) -> x; order and evaluations per step are in docs/mathematics.md
+# (field, x, times, observe=...) -> x; order and evaluations per step are in docs/mathematics.md
 SOLVERS = {
     "euler": partial(runge_kutta, tableau=EULER),
     "midpoint": partial(runge_kutta, tableau=MIDPOINT),

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from sit_vit5.flow.interpolants import INTERPOLANTS, Coefficients
 from sit_vit5.sampling.field import Field
+from sit_vit5.sampling.ode import Observer, ignore
 
 # (t, coefficients of the path at t, norm) -> w_t; 0-dimensional tensors
 Diffusion = Callable[[Tensor, Coefficients, float], Tensor]
@@ -61,22 +62,28 @@ class Sde:
 StepNoise = Callable[[int], Tensor]
 
 
-def euler_maruyama(sde: Sde, x_t: Tensor, times: Sequence[float], noise: StepNoise) -> Tensor:
+def euler_maruyama(
+    sde: Sde, x_t: Tensor, times: Sequence[float], noise: StepNoise, *, observe: Observer = ignore
+) -> Tensor:
     """x + drift h + sqrt(2 w h) noise: strong order 1/2, one evaluation per step."""
     for number, (t, t_next) in enumerate(pairwise(times)):
         step = t_next - t
         drift = sde.drift(x_t, t)
         x_t = sde.noised(x_t, t, step, noise(number)) + step * drift
+        observe(x_t, t_next)
     return x_t
 
 
-def stochastic_heun(sde: Sde, x_t: Tensor, times: Sequence[float], noise: StepNoise) -> Tensor:
+def stochastic_heun(
+    sde: Sde, x_t: Tensor, times: Sequence[float], noise: StepNoise, *, observe: Observer = ignore
+) -> Tensor:
     """Noise first, then the trapezoid of both drifts: two evaluations per step. SiT's code."""
     for number, (t, t_next) in enumerate(pairwise(times)):
         step = t_next - t
         x_t = sde.noised(x_t, t, step, noise(number))
         drift = sde.drift(x_t, t)
         x_t = x_t + step / 2 * (drift + sde.drift(x_t + step * drift, t_next))
+        observe(x_t, t_next)
     return x_t
 
 

@@ -57,6 +57,16 @@ def test_every_prediction_gives_velocity_score_and_data_of_a_gaussian(interpolan
     torch.testing.assert_close(flow.data(output, x_t, t), gauss.output("data", x_t, t))
 
 
+@pytest.mark.parametrize("interpolant", ["linear", "gvp"])
+def test_a_velocity_tells_the_data_at_both_ends(interpolant):
+    """At noise it is the mean of all data; by (x_t - sigma noise) / alpha it would be 0 / 0."""
+    gauss, flow = Gauss(interpolant), Flow(interpolant, "velocity")
+    x_t = torch.randn(2, 3, dtype=torch.float64)
+    t = torch.tensor([0.0, 1.0], dtype=torch.float64)
+    data = flow.data(gauss.output("velocity", x_t, t), x_t, t)
+    torch.testing.assert_close(data, torch.stack([torch.full_like(x_t[0], gauss.mu), x_t[1]]))
+
+
 def test_the_gaussian_itself_is_right():
     """Its density, by sampling; its velocity, by carrying that density."""
     gauss = Gauss("linear")

@@ -1,0 +1,39 @@
+"""Draws how noise becomes images: `python sample/path.py --checkpoint RUN --classes 3 7`."""
+
+from sit_vit5.cli import parse, run
+from sit_vit5.config import PathConfig
+from sit_vit5.errors import UserError
+
+
+def main(argv: list[str]) -> None:
+    """Parse, load, solve, draw, save; the last line is the picture's path."""
+    options = parse(PathConfig, argv)
+
+    from sit_vit5.distributed import join_processes
+    from sit_vit5.sampling import pictures
+    from sit_vit5.sampling.load import load
+    from sit_vit5.sampling.path import denoising_path, draw_path_frames, draw_path_strip
+
+    processes = join_processes()
+    loaded = load(options, processes.device, default_scale=2.0)
+    labels, names = pictures.rows(options.classes, loaded.class_names)
+    labels = [label for label in labels for _ in range(options.images)]
+    if len(labels) > options.batch_size:
+        raise UserError(
+            f"{len(labels)} images must be at most batch_size {options.batch_size}; ask for fewer "
+            "classes or images, or raise batch_size"
+        )
+    path = denoising_path(loaded.generator, range(len(labels)), labels, frames=options.frames)
+    out = pictures.picture_path(options.out, loaded, name="path")
+    title = pictures.title(loaded, options.weights)
+    if not processes.is_main:
+        return
+    if pictures.moves(out):
+        pictures.save_animation(out, draw_path_frames(path, names, title))
+    else:
+        draw_path_strip(path, [n for n in names for _ in range(options.images)], title).save(out)
+    print(out)
+
+
+if __name__ == "__main__":
+    run(main)
