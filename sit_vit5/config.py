@@ -8,12 +8,12 @@ from __future__ import annotations
 import math
 import re
 from dataclasses import dataclass, fields, is_dataclass
-from typing import Literal
+from typing import Literal, get_args, get_origin, get_type_hints
 
 from tyro.conf import Positional
 
 from sit_vit5 import presets
-from sit_vit5.errors import UserError
+from sit_vit5.errors import UserError, choose
 
 
 @dataclass(frozen=True)
@@ -375,6 +375,25 @@ class ConvertConfig:
 
 
 @dataclass(frozen=True)
+class ExportConfig:
+    """Write a checkpoint as a folder for diffusers, ready for the Hub."""
+
+    checkpoint: str
+    """Checkpoint folder, a run folder, or its file `latest`."""
+    to: str
+    """Folder to write; it must not exist."""
+    weights: str = "ema"
+    """raw, ema (the slowest average), or ema_DECAY such as ema_0.9999."""
+    license: str = "unknown"
+    """Licence of the weights, for the model card: the Hub's name of it, such as mit."""
+    codec_path: str | None = None
+    """Folder of the autoencoder, if it is not where training found it."""
+
+    def __post_init__(self) -> None:
+        check_values(self)
+
+
+@dataclass(frozen=True)
 class AttentionConfig:
     """Draw where cls and the registers look, and how many channels the gates suppress."""
 
@@ -543,9 +562,13 @@ def check_attention(config: AttentionConfig) -> None:
 
 
 def check_values(config: object, prefix: str = "") -> None:
-    """Refuses empty texts, and numbers not finite or below their smallest legal value."""
+    """Refuses empty texts, numbers not finite or below their smallest legal value, and, in what was
+    not read by the command line's parser, words outside a choice."""
+    hints = get_type_hints(type(config))
     for field in fields(config):
         name, value = prefix + field.name, getattr(config, field.name)
+        if get_origin(hints[field.name]) is Literal:
+            choose(name, value, dict.fromkeys(get_args(hints[field.name])))
         if is_dataclass(value):
             check_values(value, f"{name}.")
         if value == "":  # an unset variable of the shell

@@ -23,7 +23,7 @@ def nearest(name: str, options: Iterable[str], count: int = 3) -> str:
 def choose(kind: str, name: str, options: dict) -> object:
     """`options[name]`, or a UserError that names the nearest legal names."""
     if name not in options:
-        raise UserError(f"unknown {kind} {name!r}; nearest: {nearest(name, options)}")
+        raise UserError(f"unknown {kind} {name!r}; nearest: {nearest(str(name), options)}")
     return options[name]
 
 

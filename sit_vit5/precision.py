@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import torch
 
@@ -31,6 +32,19 @@ def set_tf32(enabled: bool) -> None:
     """Switches TF32 of matrix products and convolutions explicitly: defaults vary by version."""
     torch.backends.cuda.matmul.allow_tf32 = enabled
     torch.backends.cudnn.allow_tf32 = enabled
+
+
+@contextmanager
+def tf32_off() -> Iterator[None]:
+    """TF32 off inside the context, and as it was after it: for a library called by others."""
+    switches = torch.backends.cuda.matmul, torch.backends.cudnn
+    before = [switch.allow_tf32 for switch in switches]
+    set_tf32(False)
+    try:
+        yield
+    finally:
+        for switch, allowed in zip(switches, before, strict=True):
+            switch.allow_tf32 = allowed
 
 
 def check_launcher(precision: str) -> None:

@@ -13,7 +13,8 @@ PACKAGE = Path(__file__).parents[1] / "sit_vit5"
 
 # Top to bottom; a module imports from floors below, and from its own package.
 FLOORS = [
-    {"convert", "plan"},
+    {"export"},
+    {"convert", "plan", "pipeline"},
     {"training", "evaluation", "sampling"},
     {"checkpoint"},
     {"data", "codecs", "metrics", "flow", "models"},
@@ -42,6 +43,7 @@ LIGHT = (
     "files",
     "rng",
     "plan.options",
+    "export",
 )
 
 

@@ -36,8 +36,8 @@ class Codec(Protocol):
 
 CODECS: dict[str, Callable[[str | None], Codec]] = {
     "identity": IdentityCodec,
-    "sd-vae-ema": lambda path: AutoencoderKLCodec(path or "stabilityai/sd-vae-ft-ema"),
-    "sd-vae-mse": lambda path: AutoencoderKLCodec(path or "stabilityai/sd-vae-ft-mse"),
+    "sd-vae-ema": lambda path: AutoencoderKLCodec.load(path or "stabilityai/sd-vae-ft-ema"),
+    "sd-vae-mse": lambda path: AutoencoderKLCodec.load(path or "stabilityai/sd-vae-ft-mse"),
 }
 
 

@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import hashlib
 import logging
+from functools import cached_property
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from sit_vit5.errors import UserError
+
+if TYPE_CHECKING:
+    from diffusers import AutoencoderKL
 
 # Images per call: at 256 pixels a larger batch takes tens of gigabytes and is no faster.
 AT_ONCE = 16
@@ -19,23 +24,31 @@ class AutoencoderKLCodec:
 
     draws_noise = True
 
-    def __init__(self, source: str):
+    def __init__(self, vae: AutoencoderKL):
+        self.vae = vae.float().eval().requires_grad_(False)
+        self.scale = vae.config.scaling_factor
+        self.factor = 2 ** (len(vae.config.block_out_channels) - 1)
+
+    @classmethod
+    def load(cls, source: str) -> AutoencoderKLCodec:
+        """source: local folder or hub id."""
         # Imported here: diffusers takes seconds, and pixels need none of it.
         from diffusers import AutoencoderKL
 
         logging.getLogger("diffusers").setLevel(logging.ERROR)
         try:
-            vae = AutoencoderKL.from_pretrained(source, use_safetensors=True)
+            return cls(AutoencoderKL.from_pretrained(source, use_safetensors=True))
         except Exception as error:  # diffusers raises OSError, ValueError, hub and HTTP errors
             first_line = str(error).splitlines()[0] if str(error) else type(error).__name__
             raise UserError(
                 f"cannot load the autoencoder {source!r} ({first_line}); give a local folder with "
                 "--codec.path (sampling: --codec-path), or train on pixels: --codec.name identity"
             ) from None
-        self.vae = vae.float().eval().requires_grad_(False)
-        self.scale = vae.config.scaling_factor
-        self.factor = 2 ** (len(vae.config.block_out_channels) - 1)
-        self.identity = {"name": "autoencoder_kl", "scale": self.scale, "sha256": _digest(vae)}
+
+    @cached_property
+    def identity(self) -> dict:
+        """What tells this autoencoder from another (row D8)."""
+        return {"name": "autoencoder_kl", "scale": self.scale, "sha256": _digest(self.vae)}
 
     def latent_shape(self, image_shape: tuple[int, int, int]) -> tuple[int, int, int]:
         """(C, H, W) of an image to (c, h, w) of its latents."""
@@ -68,9 +81,9 @@ class AutoencoderKLCodec:
 
 
 def _digest(vae: torch.nn.Module) -> str:
-    """SHA-256 of the weights, so that another autoencoder is noticed (row D8)."""
+    """SHA-256 of the weights."""
     digest = hashlib.sha256()
     for name, tensor in sorted(vae.state_dict().items()):
         digest.update(name.encode())
-        digest.update(tensor.contiguous().numpy().tobytes())
+        digest.update(tensor.cpu().contiguous().numpy().tobytes())
     return digest.hexdigest()

@@ -12,7 +12,7 @@ from sit_vit5.presets import backbone_from_dict
 
 
 class ViT5SiT(Denoiser, ModelMixin, ConfigMixin):
-    """A `Denoiser` that diffusers can store: the same weights under the same names.
+    """A `Denoiser` that diffusers can store: the same weights, names and options.
 
     forward(x_t, t, labels) is the denoiser's, t from 0 (noise) to 1 (data). backbone: the fields of
     `presets.Backbone` as nested plain values. Rotary tables are computed, never stored, so that
@@ -30,12 +30,16 @@ class ViT5SiT(Denoiser, ModelMixin, ConfigMixin):
         in_channels: int = 4,
         input_size: tuple[int, int] = (32, 32),
         num_classes: int = 1000,
+        out_channels: int | None = None,
+        timesteps: int = 0,
     ):
         super().__init__(
             backbone_from_dict(backbone),
             in_channels=in_channels,
             input_size=input_size,
             num_classes=num_classes,
+            out_channels=out_channels,
+            timesteps=timesteps,
         )
 
     @classmethod
@@ -46,6 +50,8 @@ class ViT5SiT(Denoiser, ModelMixin, ConfigMixin):
             in_channels=model.in_channels,
             input_size=model.input_size,
             num_classes=model.num_classes,
+            out_channels=model.out_channels,
+            timesteps=model.timesteps,
         )
         ours.load_state_dict(model.state_dict(), assign=True)
         return ours.train(model.training)

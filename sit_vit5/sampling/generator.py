@@ -32,6 +32,15 @@ class Images:
 
 
 @dataclass(frozen=True)
+class Latents:
+    """(B, C, h, w) on the model's device, near unit scale, and what each image cost."""
+
+    latents: Tensor
+    evaluations: int
+    passes: int
+
+
+@dataclass(frozen=True)
 class Settings:
     """The choices that decide an image, apart from weights and label.
 
@@ -74,7 +83,10 @@ class Settings:
 
 @dataclass(frozen=True)
 class Generator:
-    """A network that makes images. reference: the worse network of autoguidance, or None."""
+    """A network that makes images: by one call, or by `latents` and then `pixels`.
+
+    reference: the worse network of autoguidance, or None.
+    """
 
     model: Denoiser
     codec: Codec
@@ -82,19 +94,27 @@ class Generator:
     settings: Settings
     reference: Denoiser | None = None
 
-    @torch.inference_mode()
     def __call__(self, indices: Sequence[int], labels: Sequence[int]) -> Images:
         """The images of the given indices. labels: one per index, in 0..num_classes-1."""
+        made = self.latents(indices, labels)
+        return Images(self.pixels(made.latents), made.evaluations, made.passes)
+
+    @torch.inference_mode()
+    def latents(
+        self, indices: Sequence[int], labels: Sequence[int], *, noise: Tensor | None = None
+    ) -> Latents:
+        """The images before the codec. noise: to start from, instead of that of seed and index."""
         if self.model.num_classes:
             check_labels(list(labels), self.model.num_classes)
         device = next(self.model.parameters()).device
         field, networks = self.field(torch.tensor(labels, device=device))
-        latents = self.solve(field, self.noise("sample", indices).to(device), indices)
-        passes = sum(network.passes for network in networks)
-        return Images(self.pixels(latents), field.evaluations, passes)
+        noise = self.noise("sample", indices) if noise is None else noise
+        latents = self.solve(field, noise.to(device), indices)
+        return Latents(latents, field.evaluations, sum(network.passes for network in networks))
 
+    @torch.inference_mode()
     def pixels(self, latents: Tensor) -> Tensor:
-        """Decoded images, uint8 (B, H, W, C) on the CPU."""
+        """uint8 (B, H, W, C) on the CPU of latents (B, C, h, w)."""
         images = self.codec.decode(latents)
         if not images.isfinite().all():
             raise UserError(

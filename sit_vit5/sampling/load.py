@@ -8,7 +8,13 @@ import torch
 
 from sit_vit5.checkpoint import Checkpoint, open_checkpoint
 from sit_vit5.codecs import Codec, build_codec
-from sit_vit5.config import ADAPTIVE_METHODS, SDE_METHODS, GuidanceConfig, SamplerConfig
+from sit_vit5.config import (
+    ADAPTIVE_METHODS,
+    SDE_METHODS,
+    GuidanceConfig,
+    ObjectiveConfig,
+    SamplerConfig,
+)
 from sit_vit5.errors import UserError
 from sit_vit5.flow.predictions import Flow
 from sit_vit5.precision import set_tf32
@@ -39,24 +45,36 @@ def load(options: SamplerConfig, device: torch.device, *, default_scale: float =
     set_tf32(False)
     checkpoint = open_checkpoint(options.checkpoint)
     objective = checkpoint.config.objective
-    flow = Flow(objective.interpolant, objective.prediction)
-    settings = resolve(options, checkpoint, flow, default_scale=default_scale)
-    codec = _open_codec(checkpoint, options.codec_path)
+    settings = resolve(
+        options,
+        objective,
+        class_names=checkpoint.state.class_names,
+        channels=checkpoint.state.in_channels,
+        default_scale=default_scale,
+    )
+    codec = open_codec(checkpoint, options.codec_path)
     model = checkpoint.denoiser(options.weights).to(device).eval().requires_grad_(False)
     reference = None
     if options.guidance.reference is not None and settings.guidance.scale != 1:
         other = open_checkpoint(options.guidance.reference)
-        check_reference(checkpoint, other)
+        check_reference(checkpoint.folder, kind(checkpoint), other.folder, kind(other))
         reference = other.denoiser(options.guidance.reference_weights)
         reference = reference.to(device).eval().requires_grad_(False)
+    flow = Flow(objective.interpolant, objective.prediction)
     return Loaded(checkpoint, Generator(model, codec, flow, settings, reference))
 
 
 def resolve(
-    options: SamplerConfig, checkpoint: Checkpoint, flow: Flow, *, default_scale: float
+    options: SamplerConfig,
+    objective: ObjectiveConfig,
+    *,
+    class_names: tuple[str, ...],
+    channels: int,
+    default_scale: float = 1.0,
 ) -> Settings:
-    """The settings with every default decided."""
-    objective, method = checkpoint.config.objective, options.method
+    """The settings with every default decided, for a model of this objective, with these classes
+    and this number of latent channels. Which weights the options name is not read."""
+    method, flow = options.method, Flow(objective.interpolant, objective.prediction)
     fixed, noisy = method not in ADAPTIVE_METHODS, method in SDE_METHODS
     trained_shift = objective.shift if fixed else 1.0
     plain = Settings(
@@ -72,44 +90,56 @@ def resolve(
         seed=options.seed,
     )
     times = plain.times(flow) if fixed else None
-    guidance = _guidance(options.guidance, checkpoint, flow, times, default_scale)
+    scale = _guidance_scale(options.guidance, objective, class_names, default_scale)
+    guidance = _guidance(options.guidance, scale, channels, flow, times)
     return replace(plain, guidance=guidance)
 
 
-def check_reference(checkpoint: Checkpoint, other: Checkpoint) -> None:
-    """Refuses a worse network of other classes, latents or prediction."""
-    for what, ours, its in (
-        ("classes", checkpoint.state.class_names, other.state.class_names),
-        ("latents", checkpoint.state.codec, other.state.codec),
-        ("latent size", checkpoint.state.input_size, other.state.input_size),
-        ("path", checkpoint.config.objective.interpolant, other.config.objective.interpolant),
-        ("prediction", checkpoint.config.objective.prediction, other.config.objective.prediction),
-    ):
-        if ours != its:
+def kind(checkpoint: Checkpoint) -> dict[str, object]:
+    """What a network and the worse network that guides it have in common, by its name."""
+    state, objective = checkpoint.state, checkpoint.config.objective
+    return {
+        "classes": state.class_names,
+        "latents": state.codec,
+        "latent size": state.input_size,
+        "path": objective.interpolant,
+        "prediction": objective.prediction,
+    }
+
+
+def check_reference(
+    name: object, ours: dict[str, object], other: object, its: dict[str, object]
+) -> None:
+    """Refuses a worse network of another `kind`: other classes, latents or prediction."""
+    for what in ours:
+        if ours[what] != its[what]:
             raise UserError(
-                f"guidance.reference {other.folder} has other {what} than {checkpoint.folder}; "
+                f"guidance.reference {other} has other {what} than {name}; "
                 "autoguidance needs a worse network of the same kind"
             )
 
 
-def _guidance(
+def _guidance_scale(
     options: GuidanceConfig,
-    checkpoint: Checkpoint,
-    flow: Flow,
-    times: list[float] | None,
-    default_scale: float,
-) -> Guidance:
-    scale = options.scale
+    objective: ObjectiveConfig,
+    class_names: tuple[str, ...],
+    default: float,
+) -> float:
     if options.reference is None:
-        scale = guidance_scale_or_default(
-            scale,
-            class_names=checkpoint.state.class_names,
-            class_dropout=checkpoint.config.objective.class_dropout,
-            default=default_scale,
+        return guidance_scale_or_default(
+            options.scale,
+            class_names=class_names,
+            class_dropout=objective.class_dropout,
+            default=default,
         )
-    elif scale is None:
+    if options.scale is None:
         raise UserError("guidance.reference needs guidance.scale, such as 2")
-    channels = checkpoint.state.in_channels
+    return options.scale
+
+
+def _guidance(
+    options: GuidanceConfig, scale: float, channels: int, flow: Flow, times: list[float] | None
+) -> Guidance:
     if options.channels is not None and options.channels > channels:
         raise UserError(f"guidance.channels {options.channels} must be at most {channels}")
     interval = interval_in_time(
@@ -120,7 +150,8 @@ def _guidance(
     return Guidance(scale, options.channels, interval, options.schedule)
 
 
-def _open_codec(checkpoint: Checkpoint, path: str | None) -> Codec:
+def open_codec(checkpoint: Checkpoint, path: str | None) -> Codec:
+    """The codec of training, from where training found it or from `path`."""
     trained = checkpoint.config.codec
     codec = build_codec(trained.name, path or trained.path)
     if codec.identity != checkpoint.state.codec:

@@ -1,0 +1,271 @@
+"""A trained model as diffusers' pipeline: `SiTPipeline.from_pretrained(DIR)`, then call it.
+
+`python -m sit_vit5.export` writes DIR. Image i of a call is image i of `sample/grid.py` with the
+same weights, labels, seed and settings: it is made by the same `Generator`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from diffusers import AutoencoderKL, DiffusionPipeline, ImagePipelineOutput
+from PIL import Image
+from torch import Tensor
+
+from sit_vit5.codecs.autoencoder_kl import AutoencoderKLCodec
+from sit_vit5.codecs.identity import IdentityCodec
+from sit_vit5.config import GuidanceConfig, ObjectiveConfig, SamplerConfig, SdeConfig, check_values
+from sit_vit5.errors import UserError, choose
+from sit_vit5.flow.predictions import Flow
+from sit_vit5.models.denoiser import check_labels
+from sit_vit5.models.diffusers_model import ViT5SiT
+from sit_vit5.precision import tf32_off
+from sit_vit5.sampling.generator import Generator, find_classes
+from sit_vit5.sampling.load import check_reference, resolve
+
+
+def to_pil(pixels: Tensor) -> list[Image.Image]:
+    """Pictures of uint8 (B, H, W, C), C 1 or 3."""
+    return [Image.fromarray(image.squeeze(-1).numpy()) for image in pixels]
+
+
+# What a call returns, from uint8 (B, H, W, C); `latent` from (B, C, h, w), near unit scale.
+OUTPUT_TYPES: dict[str, Callable[[Tensor], object]] = {
+    "pil": to_pil,
+    "np": lambda pixels: (pixels.float() / 255).numpy(),
+    "pt": lambda pixels: pixels.permute(0, 3, 1, 2).float() / 255,
+    "latent": Tensor.clone,  # outside inference mode: a tensor like any other
+}
+
+
+class SiTPipeline(DiffusionPipeline):
+    """Images of classes by a flow-matching transformer.
+
+    vae: None for a model of pixels. id2label: names by label, several split by commas, as in
+    diffusers' DiT; None: the labels' numbers. The other four are the checkpoint's objective;
+    class_dropout 0 means that the null label was never trained.
+    """
+
+    _optional_components = ["vae"]  # noqa: RUF012 (diffusers adds it to a list)
+
+    def __init__(
+        self,
+        transformer: ViT5SiT,
+        vae: AutoencoderKL | None = None,
+        id2label: dict[str, str] | None = None,
+        interpolant: str = "linear",
+        prediction: str = "velocity",
+        shift: float = 1.0,
+        class_dropout: float = 0.1,
+    ):
+        super().__init__()
+        count = transformer.num_classes
+        # JSON's keys are texts.
+        names = {int(label): name for label, name in (id2label or {}).items()}
+        names = names or {label: str(label) for label in range(count)}
+        if sorted(names) != list(range(count)):
+            raise UserError(f"id2label must name the labels 0..{count - 1} of the transformer")
+        if vae is not None and vae.config.latent_channels != transformer.in_channels:
+            raise UserError(
+                f"the vae has {vae.config.latent_channels} latent channels, the transformer "
+                f"{transformer.in_channels}"
+            )
+        self.class_names = tuple(names[label] for label in range(count))
+        self.objective = ObjectiveConfig(
+            interpolant=interpolant,
+            prediction=prediction,
+            shift=shift,
+            class_dropout=class_dropout,
+        )
+        check_values(self.objective)
+        self.register_modules(transformer=transformer, vae=vae)
+        self.register_to_config(
+            id2label={str(label): name for label, name in enumerate(self.class_names)},
+            interpolant=interpolant,
+            prediction=prediction,
+            shift=shift,
+            class_dropout=class_dropout,
+        )
+
+    def get_label_ids(self, class_labels: str | int | Sequence[str | int]) -> list[int]:
+        """Labels of classes given by name, by one of the comma-separated names, or by number."""
+        if isinstance(class_labels, (str, int)):
+            class_labels = [class_labels]
+        labels = [
+            self._label_of_name(wanted) if isinstance(wanted, str) else int(wanted)
+            for wanted in class_labels
+        ]
+        if not labels:
+            raise UserError("class_labels is empty; give names or numbers of classes")
+        check_labels(labels, len(self.class_names))
+        return labels
+
+    def __call__(
+        self,
+        class_labels: str | int | Sequence[str | int] | None = None,
+        *,
+        num_images: int = 1,
+        guidance_scale: float | None = None,
+        guidance_channels: int | None = None,
+        guidance_interval: tuple[float, float] = (0.0, 1.0),
+        guidance_interval_unit: str = "t",
+        guidance_schedule: str = "constant",
+        guidance_reference: SiTPipeline | None = None,
+        method: str = "heun",
+        steps: int | None = None,
+        atol: float | None = None,
+        rtol: float | None = None,
+        shift: float | None = None,
+        eps: float | None = None,
+        sde: SdeConfig = SdeConfig(),
+        precision: str = "fp32",
+        attention: str = "fused",
+        batch_size: int = 64,
+        seed: int | None = None,
+        generator: torch.Generator | None = None,
+        latents: Tensor | None = None,
+        output_type: str = "pil",
+        return_dict: bool = True,
+    ) -> ImagePipelineOutput | tuple:
+        """Images of the classes; options as in `SamplerConfig`, whose defaults hold.
+
+        num_images: of each label, or of an unconditional model in all. guidance_reference: a worse
+        model (autoguidance). seed: image i is a function of (seed, i); generator: the seed is drawn
+        from it. latents: noise (N, C, h, w) to start from. output_type: pil, np or pt (0 to 1), or
+        latent.
+        """
+        choose("output_type", output_type, OUTPUT_TYPES)
+        guidance = GuidanceConfig(
+            guidance_scale, guidance_channels, guidance_interval, guidance_interval_unit,
+            guidance_schedule, guidance_reference and guidance_reference.source,
+        )  # fmt: skip
+        options = SamplerConfig(
+            self.source, method=method, steps=steps, atol=atol, rtol=rtol, shift=shift, eps=eps,
+            sde=sde, precision=precision, attention=attention, batch_size=batch_size,
+            seed=_seed(seed, generator), guidance=guidance,
+        )  # fmt: skip
+        labels = self._labels(class_labels, num_images)
+        noise = None if latents is None else self._check_noise(latents, len(labels))
+        with tf32_off():
+            draw = self._generator(options, guidance_reference)
+            decode = output_type != "latent"
+            images = self._draw(draw, labels, noise, batch_size=batch_size, decode=decode)
+        images = OUTPUT_TYPES[output_type](images)
+        return ImagePipelineOutput(images=images) if return_dict else (images,)
+
+    @property
+    def source(self) -> str:
+        """Where the pipeline was loaded from, for messages."""
+        return str(self.config.get("_name_or_path") or "this pipeline")
+
+    def _draw(
+        self,
+        generator: Generator,
+        labels: list[int],
+        noise: Tensor | None,
+        *,
+        batch_size: int,
+        decode: bool,
+    ) -> Tensor:
+        """Pixels, or latents where they are not to be decoded, batch by batch."""
+        if decode and self.vae is None and self.transformer.in_channels not in (1, 3):
+            raise UserError("without its vae the model makes latents only: output_type='latent'")
+        parts = []
+        with self.progress_bar(total=len(labels)) as bar:
+            for start in range(0, len(labels), batch_size):
+                part = slice(start, start + batch_size)
+                made = generator.latents(
+                    range(len(labels))[part],
+                    labels[part],
+                    noise=None if noise is None else noise[part],
+                ).latents
+                parts.append(generator.pixels(made) if decode else made)
+                bar.update(len(made))
+        return torch.cat(parts)
+
+    def _generator(self, options: SamplerConfig, reference: SiTPipeline | None) -> Generator:
+        """What draws: the networks with the options resolved."""
+        for pipeline in (self, *([reference] if reference else [])):
+            if pipeline.transformer.dtype != torch.float32:
+                raise UserError(
+                    f"the transformer is in {pipeline.transformer.dtype}; load it in fp32 and use "
+                    "precision='bf16', which keeps the sampler's state exact"
+                )
+        if reference is not None:
+            check_reference(self.source, self._kind(), reference.source, reference._kind())
+        settings = resolve(
+            options,
+            self.objective,
+            class_names=self.class_names,
+            channels=self.transformer.in_channels,
+        )
+        return Generator(
+            self.transformer,
+            self._codec(),
+            Flow(self.objective.interpolant, self.objective.prediction),
+            settings,
+            None if reference is None or settings.guidance.scale == 1 else reference.transformer,
+        )
+
+    def _codec(self) -> IdentityCodec | AutoencoderKLCodec:
+        return IdentityCodec() if self.vae is None else AutoencoderKLCodec(self.vae)
+
+    def _kind(self) -> dict[str, object]:
+        """As `sampling.load.kind` of a checkpoint."""
+        return {
+            "classes": self.class_names,
+            "latents": self._codec().identity,
+            "latent size": self.transformer.input_size,
+            "path": self.objective.interpolant,
+            "prediction": self.objective.prediction,
+        }
+
+    def _labels(
+        self, class_labels: str | int | Sequence[str | int] | None, num_images: int
+    ) -> list[int]:
+        """One label per image; all 0 for an unconditional model."""
+        if num_images < 1:
+            raise UserError(f"num_images {num_images} must be at least 1")
+        if not self.class_names:
+            if class_labels is not None:
+                raise UserError("the model is unconditional: give num_images, not class_labels")
+            return [0] * num_images
+        if class_labels is None:
+            raise UserError(
+                f"class_labels is missing: give names or numbers 0..{len(self.class_names) - 1}"
+            )
+        return [label for label in self.get_label_ids(class_labels) for _ in range(num_images)]
+
+    def _label_of_name(self, wanted: str) -> int:
+        if wanted not in self.class_names:
+            named = [
+                label
+                for label, names in enumerate(self.class_names)
+                if wanted in [name.strip() for name in names.split(",")]
+            ]
+            if len(named) > 1:
+                raise UserError(
+                    f"class {wanted!r} may be any of {', '.join(map(str, named))}; give the number"
+                )
+            if named:
+                return named[0]
+        return find_classes([wanted], self.class_names)[0]
+
+    def _check_noise(self, latents: Tensor, count: int) -> Tensor:
+        shape = (count, self.transformer.in_channels, *self.transformer.input_size)
+        if tuple(latents.shape) != shape:
+            raise UserError(f"latents {tuple(latents.shape)} must have the shape {shape}")
+        return latents.float()
+
+
+def _seed(seed: int | None, generator: torch.Generator | None) -> int:
+    """The seed; or one drawn from a generator, which two calls in a row find in two states."""
+    if generator is None:
+        return seed or 0
+    if seed is not None:
+        raise UserError("give seed or generator, not both")
+    if not isinstance(generator, torch.Generator):
+        raise UserError("generator must be one torch.Generator; images differ by their index")
+    draw = torch.randint(2**62, (), generator=generator, device=generator.device)
+    return int(draw)

@@ -1,0 +1,389 @@
+"""The diffusers pipeline draws what our own commands draw, and survives its folder."""
+
+from __future__ import annotations
+
+import json
+import re
+import runpy
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from diffusers import DiffusionPipeline
+from helpers import ROOT, command_environment
+from PIL import Image
+from safetensors.torch import load_file
+
+from sit_vit5 import export
+from sit_vit5.checkpoint import State, import_checkpoint, open_checkpoint
+from sit_vit5.codecs import build_codec
+from sit_vit5.config import (
+    CodecConfig,
+    EmaConfig,
+    GuidanceConfig,
+    ObjectiveConfig,
+    SamplerConfig,
+    SdeConfig,
+    TrainConfig,
+)
+from sit_vit5.errors import UserError
+from sit_vit5.models.denoiser import Denoiser
+from sit_vit5.models.diffusers_model import ViT5SiT
+from sit_vit5.pipeline import SiTPipeline
+from sit_vit5.presets import RECIPES, Backbone
+from sit_vit5.sampling.grid import draw_grid
+from sit_vit5.sampling.load import load
+
+NAMES = ("cat, house cat", "dog", "crane, bird", "crane, machine")
+
+
+def denoiser(seed: int, *, channels: int, classes: int, timesteps: int = 0) -> Denoiser:
+    """One block on 4x6 latents, with weights that make every path matter."""
+    torch.manual_seed(seed)
+    model = Denoiser(
+        Backbone(16, 1, 2, patch_size=2, recipe=RECIPES["ViT5"]),
+        in_channels=channels,
+        input_size=(4, 6),
+        num_classes=classes,
+        out_channels=2 * channels if timesteps else None,
+        timesteps=timesteps,
+    )
+    for parameter in model.parameters():
+        parameter.data += 0.2 * torch.randn(parameter.shape)
+    return model
+
+
+def write_checkpoint(
+    folder: Path,
+    *,
+    vae: Path | None = None,
+    names: tuple[str, ...] = NAMES,
+    objective: ObjectiveConfig = ObjectiveConfig(shift=1.5),
+    timesteps: int = 0,
+    seed: int = 0,
+) -> Path:
+    """A checkpoint of random weights, raw and averaged, as training leaves it."""
+    codec = CodecConfig("identity") if vae is None else CodecConfig("sd-vae-ema", str(vae))
+    channels = 1 if vae is None else 4
+    raw, ema = (
+        denoiser(2 * seed + place, channels=channels, classes=len(names), timesteps=timesteps)
+        for place in range(2)
+    )
+    state = State(
+        step=7, images_seen=70, skipped_steps=0, skipped_in_a_row=0, in_channels=channels,
+        input_size=(4, 6), class_names=names, data={"source": "a|b"},
+        codec=build_codec(codec.name, codec.path).identity, out_channels=raw.out_channels,
+        timesteps=timesteps,
+    )  # fmt: skip
+    config = TrainConfig(
+        model="ViT5-Nano/2", codec=codec, objective=objective, ema=EmaConfig((0.99,)),
+        backbone=raw.backbone,
+    )  # fmt: skip
+    import_checkpoint(
+        folder, state, config, averages={0.99: ema.state_dict()}, model=raw.state_dict()
+    )
+    return folder
+
+
+def exported(checkpoint: Path, *options: str) -> Path:
+    """The folder of `python -m sit_vit5.export`, made once."""
+    target = checkpoint.with_name(checkpoint.name + "-diffusers")
+    if not target.exists():
+        export.main(["--checkpoint", str(checkpoint), "--to", str(target), *options])
+    return target
+
+
+def quiet(folder: Path, **options) -> SiTPipeline:
+    pipeline = SiTPipeline.from_pretrained(folder, **options)
+    pipeline.set_progress_bar_config(disable=True)
+    return pipeline
+
+
+@pytest.fixture(scope="module", params=["pixels", "latents"])
+def checkpoint(request, tmp_path_factory, tiny_vae) -> Path:
+    folder = tmp_path_factory.mktemp(request.param) / "checkpoint"
+    return write_checkpoint(folder, vae=tiny_vae if request.param == "latents" else None)
+
+
+@pytest.fixture(scope="module")
+def pipe(tmp_path_factory) -> SiTPipeline:
+    """A model of pixels."""
+    return quiet(exported(write_checkpoint(tmp_path_factory.mktemp("pipe") / "checkpoint")))
+
+
+@pytest.fixture(scope="module")
+def unconditional(tmp_path_factory) -> SiTPipeline:
+    folder = tmp_path_factory.mktemp("unconditional") / "checkpoint"
+    return quiet(exported(write_checkpoint(folder, names=())))
+
+
+def pixels(pipeline: SiTPipeline, *arguments, **options) -> np.ndarray:
+    """The bytes that the pictures hold, uint8 (N, H, W, C)."""
+    images = np.stack([np.array(image) for image in pipeline(*arguments, **options).images])
+    return images[..., None] if images.ndim == 3 else images
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"method": "heun", "steps": 3},
+        {"method": "ab2", "steps": 3, "shift": 3.0},
+        {"method": "dopri5", "rtol": 0.1, "atol": 0.1},
+        {"method": "euler_maruyama", "steps": 4, "sde": SdeConfig("constant", 0.5, "tweedie")},
+    ],
+    ids=lambda options: options["method"],
+)
+def test_images_are_to_the_byte_those_of_the_sampling_commands(checkpoint, options):
+    labels, common = [0, 3, 2, 2, 1], {"seed": 5, "batch_size": 2} | options
+    guidance = GuidanceConfig(1.7, 1, (0.1, 0.9), "t", "linear")
+    loaded = load(SamplerConfig(str(checkpoint), **common, guidance=guidance), torch.device("cpu"))
+    expected = [
+        loaded.generator(range(start, start + len(part)), part).pixels.numpy()
+        for start, part in ((0, [0, 3]), (2, [2, 2]), (4, [1]))
+    ]
+    drawn = pixels(
+        quiet(exported(checkpoint)), labels, guidance_scale=1.7, guidance_channels=1,
+        guidance_interval=(0.1, 0.9), guidance_schedule="linear", **common,
+    )  # fmt: skip
+    assert len(np.unique(drawn)) > 20
+    assert np.array_equal(drawn, np.concatenate(expected))
+
+
+def test_the_picture_of_the_grid_command_holds_these_images(checkpoint, tmp_path):
+    out = tmp_path / "grid.png"
+    main = runpy.run_path(str(ROOT / "sample" / "grid.py"))["main"]
+    options = "--columns 2 --steps 2 --seed 3 --classes 1 2 --guidance.scale 1.5".split()
+    main(["--checkpoint", str(checkpoint), "--out", str(out), *options])
+    drawn = pixels(
+        quiet(exported(checkpoint)), [1, 2], num_images=2, guidance_scale=1.5, steps=2, seed=3
+    )
+    grid = draw_grid({"step 7, ema, guidance 1.5": drawn}, NAMES[1:3], 2)
+    assert np.array_equal(np.array(Image.open(out)), np.array(grid))
+
+
+@pytest.mark.parametrize("low_cpu_mem_usage", [True, False])
+def test_the_folder_loads_in_both_ways_and_saves_itself_again(
+    checkpoint, tmp_path, low_cpu_mem_usage
+):
+    first = quiet(exported(checkpoint), low_cpu_mem_usage=low_cpu_mem_usage)
+    first.save_pretrained(tmp_path)
+    again = quiet(tmp_path, low_cpu_mem_usage=low_cpu_mem_usage)
+    weights = open_checkpoint(checkpoint).weights("ema")
+    assert all(torch.equal(weights[k], t) for k, t in again.transformer.state_dict().items())
+    assert again.class_names == NAMES and again.objective == ObjectiveConfig(shift=1.5)
+    assert (again.vae is None) == (first.transformer.in_channels == 1)
+    assert np.array_equal(pixels(first, 1, steps=2), pixels(again, "dog", steps=2))
+    assert set(again.components) == {"transformer", "vae"}
+
+
+def test_classes_go_by_name_part_of_a_name_and_number(pipe):
+    wanted = ["dog", 0, "house cat", "cat, house cat", "machine", np.int64(2), "3"]
+    assert pipe.get_label_ids(wanted) == [1, 0, 0, 0, 3, 2, 3]
+    assert pipe.get_label_ids("bird") == [2] and pipe.get_label_ids(torch.tensor([1])) == [1]
+    assert len(pipe("dog", num_images=3, steps=1).images) == 3
+
+
+OPTIONS = [
+    dict(seed=1), dict(steps=3), dict(method="euler"), dict(shift=3.0), dict(guidance_scale=3.0),
+    dict(guidance_interval=(0.5, 1.0)), dict(guidance_schedule="cosine"),
+    dict(guidance_interval=(0, 0), guidance_interval_unit="step"), dict(precision="bf16"),
+    dict(latents=torch.ones(1, 1, 4, 6)), dict(generator=torch.Generator().manual_seed(0)),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=lambda options: "-".join(options))
+def test_every_option_changes_the_latents(pipe, options):
+    plain = {"steps": 2, "guidance_scale": 2.0, "output_type": "latent"}
+    first, second = (pipe("dog", **plain | changed).images for changed in ({}, options))
+    assert not torch.equal(first, second)
+
+
+def test_output_types_agree_and_latents_are_ordinary_tensors(checkpoint):
+    pipeline, size = quiet(exported(checkpoint)), (4, 6)
+    made = {kind: pipeline([1, 2], steps=2, output_type=kind).images for kind in ("np", "pt")}
+    drawn = pixels(pipeline, [1, 2], steps=2)
+    assert made["np"].dtype == np.float32 and np.array_equal(np.rint(made["np"] * 255), drawn)
+    assert np.array_equal(made["pt"].permute(0, 2, 3, 1).numpy(), made["np"])
+    (latents,) = pipeline([1, 2], steps=2, output_type="latent", return_dict=False)
+    assert latents.shape == (2, pipeline.transformer.in_channels, *size)
+    assert not latents.is_inference()
+
+
+def test_a_generator_is_advanced_and_reproduces(pipe):
+    generator = torch.Generator().manual_seed(4)
+    first, second = (pixels(pipe, "dog", steps=1, generator=generator) for _ in range(2))
+    again = pixels(pipe, "dog", steps=1, generator=generator.manual_seed(4))
+    assert np.array_equal(first, again) and not np.array_equal(first, second)
+
+
+def test_an_unconditional_model_draws_a_number_of_images(unconditional):
+    drawn = pixels(unconditional, num_images=3, steps=2)
+    assert drawn.shape == (3, 4, 6, 1)
+    assert len(np.unique(drawn.reshape(3, -1), axis=0)) == 3
+    assert "num_images=1" in (Path(unconditional.source) / "README.md").read_text()
+
+
+def test_a_worse_model_guides_as_in_the_commands(pipe, tmp_path):
+    ours = Path(pipe.source).with_name("checkpoint")
+    worse = write_checkpoint(tmp_path / "worse", seed=1)
+    guidance = GuidanceConfig(2.0, reference=str(worse))
+    loaded = load(SamplerConfig(str(ours), steps=2, guidance=guidance), torch.device("cpu"))
+    other = quiet(exported(worse))
+    drawn = pixels(pipe, [1], steps=2, guidance_scale=2, guidance_reference=other)
+    assert np.array_equal(drawn, loaded.generator([0], [1]).pixels.numpy())
+    assert not np.array_equal(drawn, pixels(pipe, [1], steps=2, guidance_scale=2))
+    with pytest.raises(UserError, match=r"needs guidance\.scale"):
+        pipe(1, guidance_reference=other)
+
+
+WRONG = [
+    (dict(class_labels="horse"), "class 'horse' is no class name or number"),
+    (dict(class_labels="crane"), "class 'crane' may be any of 2, 3; give the number"),
+    (dict(class_labels=4), "label 4 is not in 0..3"),
+    (dict(class_labels=[-1]), "label -1 is not in 0..3"),
+    (dict(class_labels=[]), "class_labels is empty"),
+    (dict(), "class_labels is missing: give names or numbers 0..3"),
+    (dict(class_labels=1, num_images=0), "num_images 0 must be at least 1"),
+    (dict(class_labels=1, output_type="jpg"), "unknown output_type 'jpg'; nearest: pil, np, pt"),
+    (dict(class_labels=1, output_type=None), "unknown output_type None"),
+    (dict(class_labels=1, method="hen"), "unknown method 'hen'; nearest: heun"),
+    (dict(class_labels=1, method="dopri5", steps=3), "steps 3 has no effect: dopri5 chooses"),
+    (dict(class_labels=1, rtol=1e-3), "rtol 0.001 has no effect: heun has a fixed grid"),
+    (dict(class_labels=1, sde=SdeConfig(norm=2)), "sde options have no effect on heun"),
+    (dict(class_labels=1, batch_size=0), "batch_size 0 must be at least 1"),
+    (dict(class_labels=1, guidance_interval=(1, 0)), "guidance.interval 1 0 is upside down"),
+    (dict(class_labels=1, guidance_schedule="sine"), "guidance.schedule 'sine'; nearest: cosine"),
+    (dict(class_labels=1, guidance_channels=2), "guidance.channels 2 must be at most 1"),
+    (dict(class_labels=1, latents=torch.ones(1, 1, 4, 4)), "must have the shape (1, 1, 4, 6)"),
+    (dict(class_labels=1, seed=0, generator=torch.Generator()), "give seed or generator, not"),
+    (dict(class_labels=1, generator=[torch.Generator()]), "must be one torch.Generator"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("options", "message"), WRONG, ids=lambda part: str(part)[:40])
+def test_wrong_calls_get_one_line(pipe, options, message):
+    with pytest.raises(UserError) as error:
+        pipe(**options)
+    assert message in str(error.value) and "\n" not in str(error.value)
+
+
+def test_models_refuse_what_they_cannot_do(unconditional, tmp_path, tiny_vae):
+    with pytest.raises(UserError, match=r"guidance\.scale 2 is impossible.*has no classes; use 1"):
+        unconditional(guidance_scale=2)
+    with pytest.raises(UserError, match="unconditional: give num_images, not class_labels"):
+        unconditional(class_labels=1)
+    never_null = ObjectiveConfig(class_dropout=0)
+    folder = exported(write_checkpoint(tmp_path / "a", vae=tiny_vae, objective=never_null))
+    assert "guidance_scale" not in (folder / "README.md").read_text()
+    with pytest.raises(UserError, match="was trained with class_dropout 0; use 1"):
+        quiet(folder)(1, guidance_scale=2)
+    without_vae = quiet(folder, vae=None)
+    assert without_vae(1, steps=1, output_type="latent").images.shape == (1, 4, 4, 6)
+    with pytest.raises(UserError, match="without its vae the model makes latents only"):
+        without_vae(1, steps=1)
+    with pytest.raises(UserError, match=r"transformer is in torch.bfloat16; load it in fp32"):
+        quiet(folder).to(torch.bfloat16)(1)
+    transformer, vae = ViT5SiT.from_denoiser(denoiser(0, channels=1, classes=2)), quiet(folder).vae
+    for wrong, message in (
+        (dict(vae=vae), "the vae has 4 latent channels, the transformer 1"),
+        (dict(id2label={"0": "a", "2": "b"}), "id2label must name the labels 0..1"),
+        (dict(prediction="x0"), "unknown prediction 'x0'"),
+    ):
+        with pytest.raises(UserError, match=re.escape(message)):
+            SiTPipeline(transformer, **wrong)
+    assert SiTPipeline(transformer).class_names == ("0", "1")
+
+
+def test_an_imported_dit_is_exported_whole(tmp_path, tiny_vae):
+    objective = ObjectiveConfig(interpolant="vp", prediction="noise")
+    dit = write_checkpoint(tmp_path / "dit", vae=tiny_vae, objective=objective, timesteps=1000)
+    loaded = load(SamplerConfig(str(dit), steps=2), torch.device("cpu"))
+    drawn = pixels(quiet(exported(dit)), 1, steps=2)
+    assert np.array_equal(drawn, loaded.generator([0], [1]).pixels.numpy())
+
+
+def test_the_exported_file_is_the_chosen_weights_alone(checkpoint, tmp_path):
+    for weights, card in (("raw", "raw"), ("ema", "moving average, decay 0.99")):
+        to = tmp_path / weights
+        options = ["--weights", weights, "--license", "mit"]
+        export.main(["--checkpoint", str(checkpoint), "--to", str(to), *options])
+        (file,) = (to / "transformer").glob("*.safetensors")
+        assert file.name == "diffusion_pytorch_model.safetensors"
+        stored, ours = load_file(file), open_checkpoint(checkpoint).weights(weights)
+        assert stored.keys() == ours.keys()
+        assert all(torch.equal(stored[name], ours[name]) for name in ours)
+        text = (to / "README.md").read_text()
+        assert f"| weights | {card} |" in text and "license: mit" in text
+        assert r"| data | source a\|b |" in text and "7, 70 images seen" in text
+        assert "library_name: diffusers" in text
+    index = json.loads((to / "model_index.json").read_text())
+    assert index["_class_name"] == "SiTPipeline" and index["shift"] == 1.5
+    if (to / "vae").exists():
+        assert str(tmp_path.anchor) not in (to / "vae" / "config.json").read_text()
+
+
+def test_imagenets_ids_get_their_words():
+    names = export.readable_names(("n02099601", "n02123045"))
+    assert names == ("n02099601, golden retriever", "n02123045, tabby, tabby cat")
+    assert export.readable_names(("n02099601", "dog")) == ("n02099601", "dog")
+
+
+def test_the_cards_snippet_runs_and_diffusers_own_class_finds_the_pipeline(checkpoint, tmp_path):
+    folder = exported(checkpoint)
+    (snippet,) = re.findall(r"```python\n(.*?)```", (folder / "README.md").read_text(), re.DOTALL)
+    code = (
+        f"{snippet}\n"
+        "from diffusers import DiffusionPipeline\n"
+        f"found = DiffusionPipeline.from_pretrained({str(folder)!r}, custom_pipeline='pipeline', "
+        "trust_remote_code=True)\n"
+        "assert type(found) is SiTPipeline\n"
+    )
+    ran = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=tmp_path,
+        env=command_environment() | {"HF_HOME": str(tmp_path / "hub")},
+        capture_output=True,
+        text=True,
+        timeout=180,
+    )
+    assert ran.returncode == 0, ran.stderr[-3000:]
+    assert "Expected types" not in ran.stderr and "will be ignored" not in ran.stderr
+    assert Image.open(tmp_path / "sample.png").size in ((6, 4), (12, 8))
+    with pytest.raises(AttributeError, match="has no attribute SiTPipeline"):
+        DiffusionPipeline.from_pretrained(folder)  # diffusers knows its own classes only
+
+
+def test_export_writes_all_or_nothing_and_refuses_in_one_line(checkpoint, tmp_path, monkeypatch):
+    def main(*options: str) -> None:
+        export.main(["--checkpoint", str(checkpoint), "--to", str(tmp_path / "out"), *options])
+
+    for options, message in (
+        (["--weights", "ema_0.5"], r"weights 'ema_0.5' are not in"),
+        (["--checkpoint=absent"], "given twice"),
+    ):
+        with pytest.raises(UserError, match=message):
+            main(*options)
+    with pytest.raises(UserError, match="exists; choose another folder"):
+        export.main(["--checkpoint", str(checkpoint), "--to", str(tmp_path)])
+    monkeypatch.setattr(export, "FINDER_FILE", "absent/pipeline.py")
+    with pytest.raises(OSError):
+        main()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_exports_help_imports_no_torch():
+    code = (
+        "import runpy, sys\n"
+        "sys.argv = ['export', '--help']\n"
+        "try:\n"
+        "    runpy.run_module('sit_vit5.export', run_name='__main__')\n"
+        "except SystemExit as stop:\n"
+        "    assert not stop.code\n"
+        "assert 'torch' not in sys.modules\n"
+    )
+    shown = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    assert shown.returncode == 0, shown.stderr
+    assert all(option in shown.stdout for option in ("--checkpoint", "--to", "--weights", "ema"))
