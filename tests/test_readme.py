@@ -12,9 +12,12 @@ from sit_vit5.cli import parse, parse_over_train, parse_train
 from sit_vit5.config import (
     AttentionConfig,
     ConvertConfig,
+    ExportConfig,
     GenerateConfig,
     GridConfig,
+    InterpolateConfig,
     MetricsConfig,
+    PathConfig,
 )
 from sit_vit5.models.__main__ import ListConfig
 from sit_vit5.plan.options import PlanCommand
@@ -26,6 +29,9 @@ PARSERS = {
     "sample/generate.py": lambda argv: parse(GenerateConfig, argv),
     "evaluate/metrics.py": lambda argv: parse(MetricsConfig, argv),
     "evaluate/attention.py": lambda argv: parse(AttentionConfig, argv),
+    "sample/path.py": lambda argv: parse(PathConfig, argv),
+    "sample/interpolate.py": lambda argv: parse(InterpolateConfig, argv),
+    "sit_vit5.export": lambda argv: parse(ExportConfig, argv),
     "sit_vit5.convert": lambda argv: parse(ConvertConfig, argv),
     "sit_vit5.models": lambda argv: parse(ListConfig, argv),
     "sit_vit5.plan": lambda argv: parse_over_train(PlanCommand, argv),
