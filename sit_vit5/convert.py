@@ -6,6 +6,8 @@ classifier becomes a classifier folder.
 
 from __future__ import annotations
 
+import re
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -55,6 +57,8 @@ def convert_classifier(official: OfficialFile, options: ConvertConfig, target: P
     from sit_vit5.models.classifier_folder import save_classifier
     from sit_vit5.models.official import official_classifier
 
+    if options.class_names is not None or options.kind is not None:
+        raise UserError("class_names and kind have no use for a classifier; drop them")
     model = official_classifier(official.weights, official.path, heads=options.heads)
     save_classifier(model, target, source=_origin(official))
 
@@ -65,11 +69,30 @@ def convert_denoiser(official: OfficialFile, options: ConvertConfig, target: Pat
     from sit_vit5.codecs import build_codec
     from sit_vit5.models.official import official_denoiser
 
-    dit = is_dit(options)
-    build = partial(official_denoiser, source=official.path, dit=dit, heads=options.heads)
+    dit, table = is_dit(options), official.weights.get("y_embedder.embedding_table.weight", ())
+    names = None if options.class_names is None else read_names(options.class_names)
+    build = partial(
+        official_denoiser,
+        source=official.path,
+        dit=dit,
+        heads=options.heads,
+        # As many names as rows: trained without class dropout, there is no null label.
+        num_classes=len(table) if names is not None and len(names) == len(table) else None,
+    )
     model = build(official.weights)
+    if names is not None and len(names) != model.num_classes:
+        raise UserError(
+            f"--class-names {options.class_names} holds {len(names)} names, the weights "
+            f"{model.num_classes}"
+        )
     raw = None if official.raw is None else build(official.raw).state_dict()
     codec = build_codec(options.codec.name, options.codec.path)
+    sides = [side * codec.factor for side in model.input_size]
+    if model.in_channels not in {codec.latent_shape((c, *sides))[0] for c in (1, 3)}:
+        raise UserError(
+            f"the weights are for latents of {model.in_channels} channels, the codec "
+            f"{options.codec.name} gives others; choose one with --codec.name or --codec.path"
+        )
     state = State(
         step=options.step,
         images_seen=0,
@@ -77,7 +100,7 @@ def convert_denoiser(official: OfficialFile, options: ConvertConfig, target: Pat
         skipped_in_a_row=0,
         in_channels=model.in_channels,
         input_size=model.input_size,
-        class_names=_class_names(options.class_names, model.num_classes),
+        class_names=names or default_names(model.num_classes),
         data=_origin(official),
         codec=codec.identity,
         out_channels=model.out_channels if dit else None,
@@ -87,7 +110,10 @@ def convert_denoiser(official: OfficialFile, options: ConvertConfig, target: Pat
         model=model_name(model.backbone) or "SiT-XL/2",  # the backbone itself is recorded too
         codec=options.codec,
         backbone=model.backbone,
-        objective=DIT_OBJECTIVE if dit else ObjectiveConfig(),
+        objective=replace(
+            DIT_OBJECTIVE if dit else ObjectiveConfig(),
+            class_dropout=0.1 if model.num_classes < len(table) else 0.0,
+        ),
     )
     averages = {OFFICIAL_DECAY: model.state_dict()}
     import_checkpoint(target, state, config, averages=averages, model=raw)
@@ -97,10 +123,11 @@ def is_dit(options: ConvertConfig) -> bool:
     """Whether the file is DiT's: their keys are the same, so the name or the user must say it."""
     if options.kind is not None:
         return options.kind == "dit"
-    name = Path(options.source).name.lower()
-    if ("sit" in name) == ("dit" in name):
+    name = Path(options.source).name
+    words = set(re.findall(r"[a-z]+", name.lower()))
+    if ("sit" in words) == ("dit" in words):
         raise UserError(f"the name {name} does not say whether it is SiT or DiT; give --kind")
-    return "dit" in name
+    return "dit" in words
 
 
 def _origin(official: OfficialFile) -> dict:
@@ -111,19 +138,23 @@ def _origin(official: OfficialFile) -> dict:
     }
 
 
-def _class_names(file: str | None, count: int) -> tuple[str, ...]:
-    """Names from a file, ImageNet's WordNet ids (the names of its folders), or numbers."""
-    if file is None:
-        if count != IMAGENET_CLASSES:
-            return tuple(map(str, range(count)))
-        from timm.data import ImageNetInfo
+def default_names(count: int) -> tuple[str, ...]:
+    """ImageNet's WordNet ids (the names of its folders), or numbers."""
+    if count != IMAGENET_CLASSES:
+        return tuple(map(str, range(count)))
+    from timm.data import ImageNetInfo
 
-        return tuple(ImageNetInfo().label_names())
-    names = Path(file).read_text(encoding="utf-8").split("\n")
-    names = tuple(name.strip() for name in names if name.strip())
-    if len(names) != count:
-        raise UserError(f"--class-names {file} holds {len(names)} names, the weights {count}")
-    if len(set(names)) != count:
+    return tuple(ImageNetInfo().label_names())
+
+
+def read_names(file: str) -> tuple[str, ...]:
+    """One class name per line."""
+    try:
+        lines = Path(file).read_text(encoding="utf-8-sig").splitlines()
+    except UnicodeDecodeError:
+        raise UserError(f"--class-names {file} is not UTF-8 text") from None
+    names = tuple(line.strip() for line in lines if line.strip())
+    if len(set(names)) != len(names):
         raise UserError(f"--class-names {file} holds a name twice")
     return names
 

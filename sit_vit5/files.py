@@ -64,8 +64,9 @@ def new_folder(target: Path) -> Iterator[Path]:
     """A name to make a folder under; renamed to `target` if the block ends well, else removed."""
     if target.exists():
         raise UserError(f"{target} exists; choose another folder or remove it")
-    partial = target.with_name(target.name + ".partial")
-    shutil.rmtree(partial, ignore_errors=True)  # left by a kill
+    # A name that no user's folder has: one left by a kill is removed.
+    partial = target.with_name(f".{target.name}.sit_vit5_partial")
+    shutil.rmtree(partial, ignore_errors=True)
     try:
         yield partial
         os.replace(partial, target)

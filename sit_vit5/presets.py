@@ -77,6 +77,11 @@ def model_name(config: Backbone) -> str | None:
     return next((name for name in model_names() if backbone(name) == config), None)
 
 
+def title(name: str, config: Backbone) -> str:
+    """The name, with a word where options changed what it stands for."""
+    return name if backbone(name) == config else f"{name} (changed)"
+
+
 def backbone_from_dict(plain: dict) -> Backbone:
     """The backbone of nested plain values, as `dataclasses.asdict` gives them."""
     try:

@@ -49,7 +49,7 @@ class Recipe:
     rope_theta: float | None = 10000.0
     """Base of the 2D rotary frequencies of the patches; None: not rotated."""
     rope_extent: float | None = None
-    """Angle in radian of the fastest pair over a whole side; None: 1 per patch."""
+    """Angle in radian of the fastest pair over a whole side, 0 in its middle; None: 1 per patch."""
     registers: int = 4
     """Number of register tokens after the patches."""
     register_theta: float | None = 100.0

@@ -115,6 +115,13 @@ def test_a_classifier_becomes_a_folder(tmp_path, capsys):
 def test_what_cannot_be_converted_is_refused_and_leaves_nothing(tmp_path, sit, tiny_vae):
     names = tmp_path / "names.txt"
     names.write_text("cat\ndog\n")
+    latin, credit, vit5, page = (
+        tmp_path / name for name in ("latin.txt", "credit.pt", "vit5.pth", "page.pt")
+    )
+    latin.write_bytes("k\xe4se".encode("latin-1"))
+    credit.write_bytes(sit.read_bytes())
+    torch.save(golden_weights("vit5_classifier"), vit5)
+    page.write_text("<html>")
     torch.save({"a.weight": torch.ones(1)}, tmp_path / "other.pt")
     to, heads = ["--to", str(tmp_path / "out")], "--heads=4"
     codec = f"--codec.path={tiny_vae}"
@@ -125,10 +132,27 @@ def test_what_cannot_be_converted_is_refused_and_leaves_nothing(tmp_path, sit, t
         ([str(sit), *to, codec, "--heads=5"], "not divisible by backbone.heads 5"),
         ([str(sit), *to, heads, "--codec.path=/nothing"], "cannot load the autoencoder"),
         ([str(sit), *to, heads, codec, f"--class-names={names}"], "2 names, the weights 10"),
+        ([str(sit), *to, heads, codec, f"--class-names={latin}"], "is not UTF-8 text"),
+        ([str(sit), *to, heads, "--codec.name=identity"], "for latents of 4 channels, the codec"),
+        ([str(credit), *to, heads, codec], "credit.pt does not say whether it is SiT or DiT"),
+        ([str(vit5), *to, f"--class-names={names}"], "no use for a classifier"),
+        ([str(page), *to], "is no torch file; is it a web page"),
         ([str(sit), "--to", str(tmp_path)], "exists; choose another folder"),
     ]
     for argv, message in cases:
         with pytest.raises(UserError, match=message):
             main(argv)
     assert not (tmp_path / "out").exists()
-    assert not list(tmp_path.glob("*.partial"))
+    assert not list(tmp_path.glob(".*partial"))
+
+
+def test_weights_without_a_null_label_keep_all_their_classes(tmp_path, sit, tiny_vae):
+    names = tmp_path / "names.txt"
+    names.write_text("\ufeff" + "\n".join(f"name {i}" for i in range(11)), encoding="utf-8")
+    to = tmp_path / "all"
+    arguments = [f"--codec.path={tiny_vae}", "--heads=4", f"--class-names={names}"]
+    main([str(sit), "--to", str(to), *arguments])
+    checkpoint = open_checkpoint(to)
+    assert checkpoint.state.class_names[0] == "name 0" and len(checkpoint.state.class_names) == 11
+    assert checkpoint.config.objective.class_dropout == 0  # so guidance is refused
+    assert checkpoint.denoiser("ema").conditioning.labels.weight[11].abs().max() == 0

@@ -13,7 +13,7 @@ from sit_vit5 import presets
 from sit_vit5.cli import parse, run
 from sit_vit5.errors import UserError, nearest, nearest_multiples
 
-# The models whose weights ViT-5's authors released: recipe ViT5, patch 16, 224x224.
+# ViT-5's classifiers: recipe ViT5, patch 16, 224x224; weights of all but XL are released.
 CLASSIFIERS = ("ViT5-S/16", "ViT5-B/16", "ViT5-L/16", "ViT5-XL/16")
 
 
@@ -23,7 +23,7 @@ class ListConfig:
 
     names: Positional[tuple[str, ...]] = ()
     """Names or patterns such as 'ViT5-*/4' or SiT-XL, in quotes for the shell; without a patch: 2.
-    None given: all models of patch 2, and the released classifiers."""
+    None given: all models of patch 2, and ViT-5's classifiers."""
     image_size: int = 256
     """Side of the images in pixels."""
     latent_factor: int = 8
@@ -100,7 +100,7 @@ def denoiser_rows(options: ListConfig) -> list[Row]:
 
 
 def classifier_rows() -> list[Row]:
-    """The released classifiers."""
+    """ViT-5's classifiers."""
     from sit_vit5.models.cost import classifier_cost
 
     costs = {name: classifier_cost(presets.backbone(name)) for name in CLASSIFIERS}
@@ -121,7 +121,7 @@ def report(options: ListConfig, denoisers: list[Row], classifiers: list[Row]) ->
         lines += [
             "other patches: python -m sit_vit5.models 'ViT5-*/4'",
             "",
-            "classifiers with released weights at 224x224 pixels, 1000 classes",
+            "ViT-5's classifiers at 224x224 pixels, 1000 classes",
             *_table(classifiers),
         ]
     return "\n".join(lines)

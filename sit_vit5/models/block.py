@@ -8,6 +8,7 @@ from functools import cache, partial
 import torch
 from torch import Tensor, nn
 
+from sit_vit5.errors import UserError
 from sit_vit5.models.conditioning import Modulation, modulate
 from sit_vit5.models.layers import MLPS, TOKEN_NORMS, Attention
 from sit_vit5.recipes import Recipe
@@ -65,6 +66,8 @@ class Block(nn.Module):
         drop_path: float = 0.0,
     ):
         super().__init__()
+        if not 0 <= drop_path < 1:
+            raise UserError(f"drop_path {drop_path} must be at least 0 and below 1")
         if recipe.gated_mlp and recipe.layer_scale != "none":
             warn_over_gating()
         norm = partial(TOKEN_NORMS[recipe.norm], width, affine=not conditional)
@@ -74,7 +77,8 @@ class Block(nn.Module):
         self.post_norm1 = norm() if recipe.post_norm else nn.Identity()
         self.gate1 = Gate(width, recipe)
         self.norm2 = norm()
-        self.mlp = MLPS[recipe.mlp](width, int(width * mlp_ratio), bias=recipe.mlp_bias)
+        hidden = int(width * mlp_ratio + 1e-6)  # hidden / width * width may fall below hidden
+        self.mlp = MLPS[recipe.mlp](width, hidden, bias=recipe.mlp_bias)
         self.post_norm2 = norm() if recipe.post_norm else nn.Identity()
         self.gate2 = Gate(width, recipe)
         self.drop_path = drop_path

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from sit_vit5.errors import UserError
 from sit_vit5.models.block import Block
 from sit_vit5.models.layers import TOKEN_NORMS, PatchEmbed, resize_positions
+from sit_vit5.models.linear import Linear
 from sit_vit5.models.rope import RopeTables
 from sit_vit5.precision import at_least_fp32
 from sit_vit5.presets import Backbone
@@ -119,7 +120,7 @@ class ViT5Classifier(nn.Module):
             raise UserError(f"num_classes {num_classes} must not be negative")
         self.num_classes, self.head = num_classes, nn.Identity()
         if num_classes:
-            self.head = nn.Linear(self.backbone.width, num_classes).to(self.cls_token)
+            self.head = Linear(self.backbone.width, num_classes).to(self.cls_token)
             nn.init.trunc_normal_(self.head.weight, std=0.02)
             nn.init.zeros_(self.head.bias)
 

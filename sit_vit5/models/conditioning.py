@@ -11,6 +11,7 @@ import math
 import torch
 from torch import Tensor, nn
 
+from sit_vit5.models.linear import Linear
 from sit_vit5.precision import no_autocast
 
 FREQUENCIES = 256
@@ -30,8 +31,8 @@ class Conditioning(nn.Module):
 
     def __init__(self, width: int, num_classes: int):
         super().__init__()
-        self.time_in = nn.Linear(FREQUENCIES, width)
-        self.time_out = nn.Linear(width, width)
+        self.time_in = Linear(FREQUENCIES, width)
+        self.time_out = Linear(width, width)
         # One more row than classes: the null label, learned through class dropout.
         self.labels = nn.Embedding(num_classes + 1, width) if num_classes else None
 
@@ -51,7 +52,7 @@ class Modulation(nn.Module):
     def __init__(self, width: int, count: int):
         super().__init__()
         self.count = count
-        self.linear = nn.Linear(width, count * width)
+        self.linear = Linear(width, count * width)
 
     def forward(self, c: Tensor) -> tuple[Tensor, ...]:
         with no_autocast(c.device):

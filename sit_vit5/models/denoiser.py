@@ -16,6 +16,7 @@ from sit_vit5.models.layers import (
     sincos_positions,
     unpatchify,
 )
+from sit_vit5.models.linear import Linear
 from sit_vit5.models.rope import RopeTables
 from sit_vit5.precision import at_least_fp32, no_autocast
 from sit_vit5.presets import Backbone
@@ -65,7 +66,7 @@ class Denoiser(nn.Module):
         )
         self.final_norm = TOKEN_NORMS[recipe.norm](width, affine=False)
         self.final_modulation = Modulation(width, 2)
-        self.final = nn.Linear(width, backbone.patch_size**2 * self.out_channels)
+        self.final = Linear(width, backbone.patch_size**2 * self.out_channels)
         self.rope = RopeTables(backbone)
         self.reset_parameters()
 

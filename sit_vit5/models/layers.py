@@ -11,6 +11,7 @@ from einops import rearrange
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
+from sit_vit5.models.linear import Linear, to_weights
 from sit_vit5.models.rope import as_complex, rotate
 from sit_vit5.precision import at_least_fp32, no_autocast
 from sit_vit5.recipes import Recipe
@@ -69,7 +70,7 @@ class _NormedAndTurned(torch.autograd.Function):
     @once_differentiable
     def backward(ctx, g: Tensor) -> tuple[Tensor, Tensor, None]:
         y, inverse, weight, table = ctx.saved_tensors
-        turned_back = as_complex(g) * torch.view_as_complex(table).conj()
+        turned_back = as_complex(g.contiguous()) * torch.view_as_complex(table).conj()
         g = torch.view_as_real(turned_back).flatten(-2)
         by_weight = (g * y).sum_to_size(weight.shape)
         g = g.mul_(weight)
@@ -122,9 +123,9 @@ class MLP(nn.Module):
 
     def __init__(self, width: int, hidden: int, *, bias: bool, approximate: str):
         super().__init__()
-        self.fc1 = nn.Linear(width, hidden, bias=bias)
+        self.fc1 = Linear(width, hidden, bias=bias)
         self.activation = nn.GELU(approximate=approximate)
-        self.fc2 = nn.Linear(hidden, width, bias=bias)
+        self.fc2 = Linear(hidden, width, bias=bias)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.fc2(self.activation(self.fc1(x)))
@@ -138,8 +139,8 @@ class GatedMLP(nn.Module):
     ):
         super().__init__()
         narrow = max(round(hidden * 2 / 3 / 8), 1) * 8  # three matrices for two; whole vectors
-        self.fc1 = nn.Linear(width, 2 * narrow, bias=bias)
-        self.fc2 = nn.Linear(narrow, width, bias=bias)
+        self.fc1 = Linear(width, 2 * narrow, bias=bias)
+        self.fc2 = Linear(narrow, width, bias=bias)
         self.gated = gated
 
     def forward(self, x: Tensor) -> Tensor:
@@ -183,11 +184,11 @@ class Attention(nn.Module):
     def __init__(self, width: int, heads: int, recipe: Recipe):
         super().__init__()
         self.heads, self.key_bias = heads, recipe.key_bias
-        self.qkv = nn.Linear(width, 3 * width, bias=recipe.qkv_bias)
+        self.qkv = Linear(width, 3 * width, bias=recipe.qkv_bias)
         self.q_norm = RMSNorm(width // heads, affine=True) if recipe.qk_norm else None
         self.k_norm = RMSNorm(width // heads, affine=True) if recipe.qk_norm else None
         self.sink = nn.Parameter(torch.zeros(heads)) if recipe.attention_sink else None
-        self.proj = nn.Linear(width, width, bias=recipe.proj_bias)
+        self.proj = Linear(width, width, bias=recipe.proj_bias)
 
     def forward(self, x: Tensor, rope: Tensor | None) -> Tensor:
         """x: (B, N, D); rope: (N, D/K/2, 2) or None."""
@@ -197,7 +198,7 @@ class Attention(nn.Module):
 
     def queries_keys_values(self, x: Tensor, rope: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
         """q and k, normed and rotated, and v, each (B, K, N, D/K) in the dtype of the product."""
-        qkv = F.linear(x, self.qkv.weight, self._bias())
+        qkv = F.linear(to_weights(x, self.qkv.weight), self.qkv.weight, self._bias())
         qkv = rearrange(qkv, "b n (three k d) -> three b k n d", three=3, k=self.heads)
         both, v = qkv[:2], qkv[2]
         q, k = self._prepare(both, rope).to(v.dtype)
@@ -252,7 +253,7 @@ class PatchEmbed(nn.Module):
     def __init__(self, in_channels: int, width: int, patch_size: int):
         super().__init__()
         self.patch_size = patch_size
-        self.proj = nn.Linear(in_channels * patch_size**2, width)
+        self.proj = Linear(in_channels * patch_size**2, width)
 
     def forward(self, x: Tensor) -> Tensor:
         """(B, C, h, w) -> (B, N, D), patches row by row."""

@@ -58,6 +58,9 @@ def read_official(path: Path) -> OfficialFile:
     """Reads a .safetensors file or a checkpoint of plain tensors; anything else is refused."""
     if path.is_dir() or not path.exists():
         raise UserError(f"{path} is no weights file; give a .pt, .pth or .safetensors file")
+    with path.open("rb") as file:
+        if path.suffix != ".safetensors" and file.read(1) not in (b"P", b"\x80"):  # zip, pickle
+            raise UserError(f"{path} is no torch file; is it a web page, or a pointer of Git LFS?")
     try:
         if path.suffix == ".safetensors":
             found = load_file(path, device="cpu")
@@ -84,27 +87,33 @@ DIT_TIMESTEPS = 1000
 
 
 def official_denoiser(
-    weights: Weights, source: Path, *, dit: bool = False, heads: int | None = None
+    weights: Weights,
+    source: Path,
+    *,
+    dit: bool = False,
+    heads: int | None = None,
+    num_classes: int | None = None,
 ) -> Denoiser:
     """SiT, or DiT, with the weights, its sizes read from their shapes.
 
-    SiT returns the first half of a learned-sigma output, DiT both.
+    SiT returns the first half of a learned-sigma output, DiT both. num_classes: None where the last
+    row of the label table is the null label; weights of class_dropout_prob 0 have none.
     """
     try:
         width, in_channels, patch_size, _ = weights["x_embedder.proj.weight"].shape
         side = round(weights["pos_embed"].shape[1] ** 0.5) * patch_size
-        classes = len(weights["y_embedder.embedding_table.weight"]) - 1  # the last row is null
+        rows = len(weights["y_embedder.embedding_table.weight"])
         hidden = len(weights["blocks.0.mlp.fc1.bias"])
         outputs = len(weights["final_layer.linear.bias"]) // patch_size**2
-    except (KeyError, ValueError, IndexError) as error:
-        raise UserError(f"{source} is no SiT or DiT: {error} is missing or misshapen") from None
+    except (KeyError, ValueError, IndexError, TypeError) as error:
+        raise UserError(f"{source} is no SiT or DiT, by its shapes: {error}") from None
     backbone = _backbone(weights, width, hidden, patch_size, heads, PLAIN)
     return _build(
         lambda: Denoiser(
             backbone,
             in_channels=in_channels,
             input_size=(side, side),
-            num_classes=classes,
+            num_classes=rows - 1 if num_classes is None else num_classes,
             out_channels=outputs if dit else None,
             timesteps=DIT_TIMESTEPS if dit else 0,
         ),
@@ -123,8 +132,9 @@ def official_classifier(
         hidden = len(weights["blocks.0.mlp.fc1.bias"])
         recipe = _classifier_recipe(weights)
         grid = round(weights["pos_embed"].shape[1] ** 0.5) if "pos_embed" in weights else 14
-    except (KeyError, ValueError, IndexError) as error:
-        raise UserError(f"{source} is no ViT-5 classifier: {error} is missing or odd") from None
+        classes = len(weights.get("head.weight", ()))
+    except (KeyError, ValueError, IndexError, TypeError) as error:
+        raise UserError(f"{source} is no ViT-5 classifier, by its shapes: {error}") from None
     if heads is None and "blocks.0.attn.q_norm.weight" in weights:
         heads = width // len(weights["blocks.0.attn.q_norm.weight"])
     backbone = _backbone(weights, width, hidden, patch_size, heads, recipe)
@@ -133,7 +143,7 @@ def official_classifier(
             backbone,
             image_size=(grid * patch_size,) * 2,
             in_channels=in_channels,
-            num_classes=len(weights.get("head.weight", ())),
+            num_classes=classes,
         ),
         weights,
         vit5_state_dict,
@@ -152,6 +162,9 @@ def _build(
         model = make()
     converted = {key: tensor.float() for key, tensor in convert(weights, model).items()}
     load_weights(model, converted, source, assign=True)
+    broken = [key for key, tensor in converted.items() if not tensor.isfinite().all()]
+    if broken:
+        raise UserError(f"{source} holds numbers that are not finite, in {brief(broken)}")
     return model.eval().requires_grad_(False)
 
 
@@ -162,7 +175,11 @@ def _is_dict(found: object, key: str) -> bool:
 def _tensors(found: object, path: Path) -> Weights:
     if not isinstance(found, dict) or not found:
         raise UserError(f"{path} holds no state dict")
-    odd = [str(key) for key, value in found.items() if not isinstance(value, Tensor)]
+    odd = [
+        str(key)
+        for key, value in found.items()
+        if not (isinstance(key, str) and isinstance(value, Tensor))
+    ]
     if odd:
         raise UserError(f"{path} holds more than tensors: {brief(odd)}")
     # Wrappers of DDP and torch.compile leave their prefixes.

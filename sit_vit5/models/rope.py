@@ -19,17 +19,18 @@ def rotary_angles(
     theta: float,
     *,
     extent: tuple[float, float] | None = None,
+    centred: bool = False,
 ) -> Tensor:
     """Angles (N, d/2) in fp64, one per interleaved pair, of a grid's positions.
 
     Positions are integers, or such that (rows, columns) span the extent: of the grid the model was
-    trained at, or an angle that the recipe names.
+    trained at, or an angle that the recipe names. centred: the middle of the grid is at 0.
     """
     quarter = head_width // 4
     frequencies = theta ** (-torch.arange(quarter, dtype=torch.float64) / quarter)
     rows, columns = torch.meshgrid(
         *(
-            torch.arange(side, dtype=torch.float64) * (whole / side)
+            (torch.arange(side, dtype=torch.float64) - (side - 1) / 2 * centred) * (whole / side)
             for side, whole in zip(grid, extent or grid, strict=True)
         ),
         indexing="ij",
@@ -46,6 +47,7 @@ def rotary_table(
     register_theta: float | None,
     unrotated: int = 0,
     extent: tuple[float, float] | None = None,
+    centred: bool = False,
 ) -> Tensor | None:
     """(unrotated + N + registers, d/2, [cos, sin]) of the whole sequence in fp32, or None.
 
@@ -58,7 +60,7 @@ def rotary_table(
     still = torch.zeros(unrotated + grid[0] * grid[1] + registers, half, dtype=torch.float64)
     cls, patches, own = still.split([unrotated, grid[0] * grid[1], registers])
     if theta is not None:
-        patches = rotary_angles(grid, head_width, theta, extent=extent)
+        patches = rotary_angles(grid, head_width, theta, extent=extent, centred=centred)
     if register_theta is not None:
         own = rotary_angles((side, side), head_width, register_theta)
     angles = torch.cat([cls, patches, own])
@@ -94,6 +96,7 @@ class RopeTables:
                     register_theta=recipe.register_theta,
                     unrotated=self.unrotated,
                     extent=extent,
+                    centred=recipe.rope_extent is not None,
                 )
                 self._tables[key] = None if table is None else table.to(device)
         return self._tables[key]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from sit_vit5.plan.estimate import MARGIN, Plan
 from sit_vit5.plan.options import PlanCommand
+from sit_vit5.presets import title
 
 
 def report(options: PlanCommand, plan: Plan) -> str:
@@ -11,7 +12,7 @@ def report(options: PlanCommand, plan: Plan) -> str:
     config, latents = options.train, " x ".join(map(str, plan.encoding.latent_shape))
     classes = f"{plan.data.num_classes} classes" if plan.data.num_classes else "unconditional"
     lines = [
-        f"estimate for {config.model}, latents {latents}, {classes}, {config.precision}, on "
+        f"estimate for {title(config.model, config.backbone)}, latents {latents}, {classes}, {config.precision}, on "
         f"{options.gpus} x {options.device}",
         "",
         *_work(plan),
@@ -37,7 +38,7 @@ def _work(plan: Plan) -> list[str]:
         f"batch: {batch.micro_batch_size} per forward pass x {batch.processes} processes x "
         f"{batch.accumulation} accumulation steps = {images} images per step",
         f"FLOPs per step: {tera:,.4g} TFLOP = {plan.passes} x {giga:,.4g} GFLOP x "
-        f" {images} images (forward once{again}, backward twice as much; 2 per multiply-add)",
+        f"{images} images (forward once{again}, backward twice as much; 2 per multiply-add)",
     ]
     if plan.encoding.flops:
         lines.append(

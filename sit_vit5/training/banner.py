@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from sit_vit5.cli import dump_config
+from sit_vit5.presets import title
 
 if TYPE_CHECKING:
     from sit_vit5.training.trainer import Trainer
@@ -24,7 +25,7 @@ def banner(trainer: Trainer) -> list[str]:
         dump_config(config).rstrip(),
         "",
         f"run: {trainer.run_folder}, from step {trainer.step} to {config.steps}",
-        f"model: {config.model}, {parameters:,} parameters, input {shape}",
+        f"model: {title(config.model, config.backbone)}, {parameters:,} parameters, input {shape}",
         f"data: {len(source):,} images, {classes}",
         f"batch: {plan.micro_batch_size} per forward pass x {plan.processes} processes x "
         f"{plan.accumulation} accumulation steps = {config.batch_size} images per step, "

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, fields
 from pathlib import Path
 
 from torch import Tensor
@@ -15,57 +16,100 @@ from sit_vit5.models.classifier_folder import is_classifier_folder, load_classif
 from sit_vit5.models.denoiser import Denoiser
 from sit_vit5.models.layers import resize_positions
 from sit_vit5.models.official import WEIGHTS_SUFFIXES
+from sit_vit5.presets import Backbone
+from sit_vit5.recipes import Recipe
 
 LABEL_TABLE = "conditioning.labels.weight"
 
 
 @dataclass(frozen=True)
 class Donor:
-    """Weights under a denoiser's names, the grid of their positions, the classes they know."""
+    """Weights under a denoiser's names, and what they belong to.
+
+    grid: of their positions; class_names: the rows of the label table; timesteps: see `Denoiser`.
+    """
 
     weights: dict[str, Tensor]
+    backbone: Backbone
     grid: tuple[int, int]
-    class_names: tuple[str, ...]
+    class_names: tuple[str, ...] = ()
+    timesteps: int = 0
 
 
 def init_from(model: Denoiser, path: str, class_names: tuple[str, ...]) -> list[str]:
-    """Copies the weights that fit; lines that say what was taken, resized and left.
+    """Copies the weights that fit; lines that say what was taken, resized and left, and why.
 
-    The label table is left where the classes are others, whatever its shape: row 3 would mean
-    another class (row D21).
+    Left where they would mean something else: the label table of other classes (row D21), a fixed
+    position table, the time embedding of a DiT, which counts diffusion steps.
     """
     donor = _open(path)
     own, taken, resized = model.state_dict(), {}, []
     for name, tensor in donor.weights.items():
-        if name == "positions" and model.positions is not None and model.positions.requires_grad:
+        if name == "positions" and _can_resize(model, donor, tensor):
             grid = model.backbone.grid(model.input_size)
-            if grid != donor.grid and tensor.shape[1] == model.backbone.width:
-                tensor = resize_positions(tensor, donor.grid, grid)
-                resized.append(f"positions from {_size(donor.grid)} to {_size(grid)}")
-        known = name != LABEL_TABLE or class_names == donor.class_names
-        if known and name in own and own[name].shape == tensor.shape:
+            tensor = resize_positions(tensor, donor.grid, grid)
+            resized.append(f"positions from {_size(donor.grid)} to {_size(grid)}")
+        fits = name in own and own[name].shape == tensor.shape
+        if fits and _means_the_same(name, model, donor, class_names):
             taken[name] = tensor
     if not taken:
         raise UserError(f"no weight of {path} fits the model; check --model")
     model.load_state_dict(own | taken)
-    fresh = grouped(name for name in own if name not in taken)
-    unused = grouped(name for name in donor.weights if name not in taken)
-    lines = [f"initial weights: {len(taken)} of {len(own)} tensors from {path}"]
-    lines += [f"resized: {', '.join(resized)}"] if resized else []
-    lines += [f"freshly initialised: {', '.join(fresh)}"] if fresh else []
-    return lines + ([f"not taken from there: {', '.join(unused)}"] if unused else [])
+    lists = {
+        f"initial weights: {len(taken)} of {len(own)} tensors from {path}": list(taken),
+        "resized": resized,
+        "freshly initialised": [name for name in own if name not in taken],
+        "not taken from there": [name for name in donor.weights if name not in taken],
+        "the donor's blocks differ": _block_differences(donor.backbone, model.backbone),
+    }
+    return [f"{what}: {', '.join(grouped(names))}" for what, names in lists.items() if names]
 
 
-def grouped(names) -> list[str]:
-    """Names with the numbers of blocks as a star, each once: 28 blocks read as one."""
-    return list(dict.fromkeys(re.sub(r"\.\d+\.", ".*.", name) for name in names))
+def grouped(names: Iterable[str]) -> list[str]:
+    """Names, those of several blocks in one: `blocks.0-27.mlp.fc1.weight`."""
+    numbers: dict[str, list[str]] = {}
+    for name in names:
+        match = re.fullmatch(r"(blocks\.)(\d+)(\..+)", name)
+        pattern, number = (f"{match[1]}#{match[3]}", match[2]) if match else (name, "")
+        numbers.setdefault(pattern, []).append(number)
+    return [
+        pattern.replace("#", found[0] if len(found) == 1 else f"{found[0]}-{found[-1]}")
+        for pattern, found in numbers.items()
+    ]
+
+
+def _can_resize(model: Denoiser, donor: Donor, positions: Tensor) -> bool:
+    grid = model.backbone.grid(model.input_size)
+    same_width = positions.shape[1] == model.backbone.width
+    return model.backbone.recipe.position == "learned" and same_width and grid != donor.grid
+
+
+def _means_the_same(name: str, model: Denoiser, donor: Donor, class_names: tuple[str, ...]) -> bool:
+    if name == LABEL_TABLE:
+        return class_names == donor.class_names
+    if name == "positions":
+        return model.backbone.recipe.position == "learned"
+    if name.startswith("conditioning.time_"):
+        return donor.timesteps == model.timesteps
+    return True
+
+
+def _block_differences(donor: Backbone, own: Backbone) -> list[str]:
+    """What the shapes of weights do not show, such as the number of heads."""
+    found = [] if donor.heads == own.heads else [f"heads {donor.heads} to {own.heads}"]
+    for field in fields(Recipe):
+        before, after = (getattr(b.recipe, field.name) for b in (donor, own))
+        if before != after:
+            found.append(f"{field.name} {before} to {after}")
+    return found
 
 
 def classifier_as_denoiser(classifier: ViT5Classifier) -> dict[str, Tensor]:
     """A classifier's weights under a denoiser's names.
 
     A denoiser's norms have no affine parameters, so the classifier's are folded into the linear
-    layer that follows: its blocks compute the same function while the modulation is zero.
+    layer that follows: with layer_scale sum, blocks of the same recipe compute the same function
+    while the modulation is zero. A shift that finds no bias to go into keeps its own name.
     """
     weights = dict(classifier.state_dict())
     for number in range(classifier.backbone.depth):
@@ -73,8 +117,10 @@ def classifier_as_denoiser(classifier: ViT5Classifier) -> dict[str, Tensor]:
             norm, linear = f"blocks.{number}.{norm}", f"blocks.{number}.{linear}"
             matrix, scale = weights[f"{linear}.weight"], weights.pop(f"{norm}.weight")
             shift = weights.pop(f"{norm}.bias", None)
-            if shift is not None:
+            if shift is not None and f"{linear}.bias" in weights:
                 weights[f"{linear}.bias"] = weights[f"{linear}.bias"] + matrix @ shift
+            elif shift is not None:
+                weights[f"{norm}.bias"] = shift
             weights[f"{linear}.weight"] = matrix * scale
     return weights
 
@@ -83,14 +129,20 @@ def _open(path: str) -> Donor:
     if is_classifier_folder(Path(path)):
         classifier = load_classifier(Path(path))
         grid = classifier.backbone.grid(classifier.image_size)
-        return Donor(classifier_as_denoiser(classifier), grid, ())
+        return Donor(classifier_as_denoiser(classifier), classifier.backbone, grid)
     if Path(path).is_file() and Path(path).suffix in WEIGHTS_SUFFIXES:
         raise UserError(
             f"--init-from wants a folder; first: python -m sit_vit5.convert {path} --to DIR"
         )
     checkpoint = open_checkpoint(path)
-    grid = checkpoint.config.backbone.grid(checkpoint.state.input_size)
-    return Donor(checkpoint.weights("ema"), grid, checkpoint.state.class_names)
+    backbone, state = checkpoint.config.backbone, checkpoint.state
+    return Donor(
+        checkpoint.weights("ema"),
+        backbone,
+        backbone.grid(state.input_size),
+        state.class_names,
+        state.timesteps,
+    )
 
 
 def _size(grid: tuple[int, int]) -> str:

@@ -220,6 +220,14 @@ def test_bf16_autocast_stays_close_to_fp32(recipe):
     assert 0 < (low - exact).abs().max() < 0.05 * exact.abs().max()
 
 
+@pytest.mark.parametrize("recipe", presets.RECIPES)
+def test_a_network_in_bf16_weights_stays_close_to_fp32(recipe):
+    model = randomise(tiny(recipe))
+    exact = model(*inputs(model))
+    low = model.to(torch.bfloat16)(*inputs(model))
+    assert 0 < (low.float() - exact).abs().max() < 0.08 * exact.abs().max()
+
+
 def test_conditioning_is_fp32_under_autocast():
     model = randomise(tiny())
     t, labels = torch.tensor([0.999, 0.9991]), torch.tensor([0, 0])

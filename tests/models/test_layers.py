@@ -102,6 +102,10 @@ def test_an_extent_makes_a_side_one_angle_whatever_the_number_of_patches():
     small, large = (rotary_angles((n, n), 16, 100.0, extent=(4.0, 4.0)) for n in (2, 8))
     assert small.max() == 2 and large.max() == 3.5  # the first coordinates of 0, 2 and 0, 0.5, ...
     torch.testing.assert_close(small[1], large[4])  # the middle of the first row
+    # DINOv3: (i + 0.5) / 4 * 2 - 1, times 2 pi.
+    centred = rotary_angles((4, 4), 16, 100.0, extent=(4 * math.pi,) * 2, centred=True)
+    expected = 2 * math.pi * torch.tensor([-0.75, -0.25, 0.25, 0.75], dtype=torch.float64)
+    torch.testing.assert_close(centred[:4, 4], expected)
 
 
 def test_the_compiled_form_of_the_rotation_is_the_same(monkeypatch):

@@ -94,6 +94,8 @@ def test_pickles_are_refused_unexecuted_and_other_files_named(tmp_path, monkeypa
             read_official(tmp_path / name)
     with pytest.raises(UserError, match="is no weights file"):
         read_official(tmp_path)
+    with pytest.raises(UserError, match="holds more than tensors: 1"):
+        read_official(write(tmp_path / "number.pt", {1: torch.ones(1)}))
     with pytest.raises(UserError, match="holds more than tensors: epoch"):
         read_official(write(tmp_path / "odd.pt", {"epoch": 3}))
 
@@ -112,6 +114,24 @@ def test_wrong_keys_are_listed_briefly():
     assert "1 misshapen (blocks.1.attention.qkv.bias (3,) for (192,))" in message
     with pytest.raises(UserError, match="no published size has width 64 and depth"):
         official_denoiser(golden_weights("sit_model_nosigma"), Path("file.pt"))
+
+
+def test_numbers_that_are_not_finite_are_refused():
+    weights = golden_weights("vit5_classifier")
+    weights["head.bias"] = weights["head.bias"] * float("nan")
+    with pytest.raises(UserError, match="not finite, in head.bias"):
+        official_classifier(weights, Path("file.pt"))
+    weights["head.weight"] = torch.tensor(1.0)
+    with pytest.raises(UserError, match="is no ViT-5 classifier, by its shapes"):
+        official_classifier(weights, Path("file.pt"))
+
+
+def test_a_folder_of_the_user_beside_the_target_is_left_alone(tmp_path):
+    (tmp_path / "folder.partial").mkdir()
+    (tmp_path / "folder.partial" / "mine").touch()
+    model = official_classifier(golden_weights("vit5_classifier"), Path("x"))
+    save_classifier(model, tmp_path / "folder", source={})
+    assert (tmp_path / "folder.partial" / "mine").exists()
 
 
 def test_a_classifier_folder_reads_back_equal(tmp_path):

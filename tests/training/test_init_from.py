@@ -45,7 +45,9 @@ def test_the_blocks_of_a_classifier_compute_the_same_in_a_denoiser(tmp_path, rec
     assert torch.equal(model.positions, donor.positions)
     said = "\n".join(lines)
     assert "freshly initialised: patch_embed.proj.weight, conditioning.time_in.weight" in said
-    assert "blocks.*.modulation.linear.weight" in said
+    assert "blocks.0-2.modulation.linear.weight" in said
+    assert "blocks.0-2.attention.qkv.weight, " in said.splitlines()[0]
+    assert "differ" not in said
     assert "not taken from there: cls_token, " in said and "norm.weight" in said
 
 
@@ -58,6 +60,25 @@ def test_positions_of_another_grid_are_resized_and_said(tmp_path):
     assert not torch.equal(model.positions, before)
 
 
+def test_fixed_positions_and_other_heads_are_neither_taken_nor_silent(tmp_path):
+    save_classifier(classifier("ViT5"), tmp_path / "donor", source={})
+    model = denoiser("SiT", heads=4)
+    before = model.positions.clone()
+    said = "\n".join(init_from(model, str(tmp_path / "donor"), ()))
+    assert torch.equal(model.positions, before)
+    assert "freshly initialised: positions" in said
+    assert (
+        "the donor's blocks differ: heads 2 to 4, norm rms to layer, mlp gelu to gelu_tanh" in said
+    )
+
+
+def test_a_norm_whose_shift_finds_no_bias_is_left_and_said(tmp_path):
+    for recipe in ("ViT5-no_rms_norm", "VisionLLaMA"):
+        save_classifier(classifier(recipe), tmp_path / recipe, source={})
+        said = "\n".join(init_from(denoiser(recipe), str(tmp_path / recipe), ()))
+        assert "not taken from there: " in said and "blocks.0-2.norm" in said
+
+
 def test_what_cannot_serve_is_refused(tmp_path):
     save_classifier(classifier("ViT5"), tmp_path / "donor", source={})
     with pytest.raises(UserError, match="no weight of .* fits the model; check --model"):
@@ -67,5 +88,7 @@ def test_what_cannot_serve_is_refused(tmp_path):
         init_from(denoiser("ViT5"), str(tmp_path / "vit5.pth"), ())
     with pytest.raises(UserError, match="does not exist"):
         init_from(denoiser("ViT5"), str(tmp_path / "nothing"), ())
-    assert grouped(["blocks.0.a", "blocks.12.a", "b"]) == ["blocks.*.a", "b"]
+    assert grouped(["blocks.0.a", "blocks.1.a", "b", "blocks.3.c"]) == [
+        "blocks.0-1.a", "b", "blocks.3.c",
+    ]  # fmt: skip
     assert Path(tmp_path / "donor").is_dir()
