@@ -12,8 +12,8 @@ def report(options: PlanCommand, plan: Plan) -> str:
     config, latents = options.train, " x ".join(map(str, plan.encoding.latent_shape))
     classes = f"{plan.data.num_classes} classes" if plan.data.num_classes else "unconditional"
     lines = [
-        f"estimate for {title(config.model, config.backbone)}, latents {latents}, {classes}, {config.precision}, on "
-        f"{options.gpus} x {options.device}",
+        f"estimate for {title(config.model, config.backbone)}, latents {latents}, {classes}, "
+        f"{config.precision}, on {options.gpus} x {options.device}",
         "",
         *_work(plan),
         "",
