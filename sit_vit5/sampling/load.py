@@ -36,6 +36,12 @@ class Loaded:
         """Names by label; empty for an unconditional model."""
         return self.checkpoint.state.class_names
 
+    def under(self, options: SamplerConfig) -> Loaded:
+        """The same networks under other options of sampling."""
+        flow = self.generator.flow
+        settings = resolve(options, self.checkpoint, flow, default_scale=1.0)
+        return replace(self, generator=replace(self.generator, settings=settings))
+
 
 def load(options: SamplerConfig, device: torch.device, *, default_scale: float = 1.0) -> Loaded:
     """Opens the checkpoint, checks that the codec is the one of training, builds the network.
