@@ -180,6 +180,6 @@ def _lines(axis, results: Sequence[Result], metric: str) -> None:
             shown = "" if interval is None else ", interval {:g} to {:g}".format(*interval)
             axis.plot(
                 *zip(*sorted(mine), strict=True), color=COLORS[number % len(COLORS)],
-                linestyle=style, linewidth=1.2 + 1.3 * above, marker=marker, markersize=4 + 2 * above,
-                label=name + shown,
+                linestyle=style, linewidth=1.2 + 1.3 * above, marker=marker,
+                markersize=4 + 2 * above, label=name + shown,
             )  # fmt: skip
