@@ -86,17 +86,24 @@ class Checkpoint:
 
     def weights_file(self, name: str) -> str:
         """File of the weights called `name`."""
+        return self.weights_files()[self.weights_name(name)]
+
+    def weights_files(self) -> dict[str, str]:
+        """Files of the weights that are there by their full names: raw, ema_DECAY."""
         files = {"raw": MODEL_FILE}
         files |= {f"ema_{decay}": _average_file(decay) for decay in self.config.ema.decays}
-        full_name = f"ema_{max(self.config.ema.decays)}" if name == "ema" else name
         # Imported weights may be averaged ones alone.
-        present = [known for known, file in files.items() if (self.folder / file).exists()]
-        if full_name not in present:
+        return {name: file for name, file in files.items() if (self.folder / file).exists()}
+
+    def weights_name(self, name: str) -> str:
+        """The full name of the weights called `name`: ema is the slowest average."""
+        full_name = f"ema_{max(self.config.ema.decays)}" if name == "ema" else name
+        if full_name not in (present := self.weights_files()):
             raise UserError(
                 f"weights {name!r} are not in {self.folder}, which has "
                 f"{', '.join(present) or 'none'}; choose one with --weights"
             )
-        return files[full_name]
+        return full_name
 
     def denoiser(self, weights: str) -> Denoiser:
         """The network with the weights called `weights`."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import re
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import Literal, get_args, get_origin, get_type_hints
 
 from tyro.conf import Positional
@@ -352,6 +352,82 @@ class MetricsConfig:
         check_values(self)
 
 
+@dataclass(frozen=True, kw_only=True)
+class SweepConfig(GenerateConfig):
+    """Rank guidance scales, guidance intervals and averages on a few samples of each."""
+
+    reference: str
+    """npz (arr_0, or mu and sigma), a folder of images, or a built-in set: digits:held-out."""
+    scales: tuple[float, ...] = (1.0, 1.5, 2.0, 3.0)
+    """Guidance scales; 1 is off and runs once, whatever the intervals."""
+    intervals: tuple[str, ...] = ("0,1",)
+    """Guidance intervals LOW,HIGH such as 0,1 0.3,1, in guidance.interval_unit."""
+    weights: tuple[str, ...] = ()
+    """raw, ema (the slowest average), or ema_DECAY; none given: every average."""
+    num_samples: int = 500
+    """Images per cell; all cells share noise and labels."""
+    features: str = "inception"
+    """pixels, or inception (torch-fidelity's InceptionV3, 2048 features)."""
+    agreement: str | None = None
+    """Labelled built-in set (digits): also the share of samples classified as asked."""
+    inception_weights: str | None = None
+    """File of torch-fidelity's Inception weights, instead of its cache."""
+    out: str | None = None
+    """Folder to write to; None: samples/sweep_STEP_N in the run folder."""
+
+    def __post_init__(self) -> None:
+        check_sweep(self)
+
+
+@dataclass(frozen=True)
+class LikelihoodConfig:
+    """Log-likelihood of images under the model's ODE."""
+
+    checkpoint: str
+    """Checkpoint folder, a run folder, or its file `latest`."""
+    data: str
+    """Built-in set (digits:held-out, digits:train), or a folder with a sub-folder per class."""
+    weights: str = "ema"
+    """raw, ema (the slowest average), or ema_DECAY such as ema_0.9999."""
+    num_images: int = 64
+    """Images, drawn from the data by the seed; 0: all."""
+    method: Literal[
+        "dopri5", "dopri8", "bosh3", "adaptive_heun", "fehlberg2",
+        "euler", "midpoint", "heun", "heun3", "rk4",
+    ] = "dopri5"  # fmt: skip
+    """ODE solver: with steps of its own choice, or on a fixed grid (from euler on)."""
+    steps: int | None = None
+    """Integration intervals of a fixed grid; None: 50."""
+    atol: float | None = None
+    """Absolute tolerance of an adaptive method; None: 1e-6."""
+    rtol: float | None = None
+    """Relative tolerance of an adaptive method; None: 1e-3."""
+    eps: float | None = None
+    """Distance in t from an end where the prediction is singular; None: SiT's, 1e-3."""
+    probes: int = 1
+    """Random sign vectors per image that estimate the divergence; the cost is in proportion."""
+    dequantize: Literal["uniform", "none"] | None = None
+    """Uniform noise of one grey level on the pixels, or none; None: uniform for models of pixels,
+    none for models of latents."""
+    null_label: bool = False
+    """Likelihood without the class, by the null label, instead of given each image's class."""
+    batch_size: int = 64
+    """Images per network call and process."""
+    precision: Literal["bf16", "fp32"] = "fp32"
+    """Precision of matrix products; the solver's state is fp32."""
+    attention: Literal["fused", "fp32_math"] = "fused"
+    """Fused kernels, or softmax(q k) v written out in fp32, to compare with."""
+    seed: int = 0
+    """Of the choice of images; probes and dequantisation are those of (seed, image)."""
+    codec_path: str | None = None
+    """Folder of the autoencoder, if it is not where training found it."""
+    out: str | None = None
+    """JSON to write; None: likelihood_STEP.json in the run's samples."""
+
+    def __post_init__(self) -> None:
+        check_likelihood(self)
+
+
 @dataclass(frozen=True)
 class ConvertConfig:
     """Turn official weights into a folder that the other commands read."""
@@ -464,6 +540,9 @@ _AT_LEAST = {
     "head": 0,
     "image_size": 1,
     "num_samples": 1,
+    "num_images": 0,
+    "probes": 1,
+    "scales": 0,
     "guidance.scale": 0,
     "guidance.channels": 1,
     "objective.shift": 1e-6,
@@ -530,11 +609,66 @@ def check_sampler(config: SamplerConfig) -> None:
             raise UserError("sde.last_step_size has no effect with sde.last_step none")
     elif not 0 < config.sde.last_step_size < 1:
         raise UserError(f"sde.last_step_size {config.sde.last_step_size} must lie between 0 and 1")
-    low, high = config.guidance.interval
-    if low > high:
-        raise UserError(f"guidance.interval {low:g} {high:g} is upside down; give low, then high")
-    if config.guidance.interval_unit == "t" and not 0 <= low <= high <= 1:
-        raise UserError(f"guidance.interval {low:g} {high:g} must lie within 0 and 1")
+    check_interval(config.guidance, "guidance.interval")
+
+
+def check_sweep(config: SweepConfig) -> None:
+    """Refuses a sweep without cells, and options that its axes replace."""
+    check_sampler(config)
+    for name, value, axis in (
+        ("guidance.scale", config.guidance.scale, "scales"),
+        ("guidance.interval", config.guidance.interval, "intervals"),
+    ):
+        if value != getattr(GuidanceConfig, name.removeprefix("guidance.")):
+            raise UserError(f"{name} has no effect on a sweep; use {axis}")
+    if not (config.scales and config.intervals):
+        raise UserError("scales and intervals need a value each")
+    for low, high in map(interval_of, config.intervals):
+        check_interval(replace(config.guidance, interval=(low, high)), "intervals")
+
+
+def interval_of(text: str) -> tuple[float, float]:
+    """(low, high) of LOW,HIGH."""
+    try:
+        low, high = map(float, text.split(","))
+    except ValueError:
+        raise UserError(f"intervals {text} must be LOW,HIGH such as 0.3,1") from None
+    return low, high
+
+
+def check_interval(guidance: GuidanceConfig, option: str) -> None:
+    """Refuses an interval upside down or, in t, outside of 0 and 1."""
+    low, high = guidance.interval
+    if not low <= high:  # also where one is no number
+        raise UserError(f"{option} {low:g} {high:g} is upside down; give low, then high")
+    if guidance.interval_unit == "t" and not 0 <= low <= high <= 1:
+        raise UserError(f"{option} {low:g} {high:g} must lie within 0 and 1")
+
+
+def likelihood_sampler(config: LikelihoodConfig) -> SamplerConfig:
+    """The sampler's options with the choices of a likelihood."""
+    return SamplerConfig(
+        config.checkpoint,
+        weights=config.weights,
+        method=config.method,
+        steps=config.steps,
+        atol=config.atol,
+        rtol=config.rtol,
+        eps=config.eps,
+        batch_size=config.batch_size,
+        precision=config.precision,
+        attention=config.attention,
+        seed=config.seed,
+        codec_path=config.codec_path,
+    )
+
+
+def check_likelihood(config: LikelihoodConfig) -> None:
+    """Refuses what the sampler would refuse, and another file than JSON."""
+    check_values(config)
+    likelihood_sampler(config)
+    if config.out is not None and not config.out.endswith(".json"):
+        raise UserError(f"out {config.out} must end in .json")
 
 
 def check_picture(out: str | None) -> None:

@@ -84,6 +84,15 @@ def join_processes() -> Processes:
     )
 
 
+def gather(values: list, processes: Processes) -> list:
+    """The values of all processes, on each of them."""
+    if processes.count == 1:
+        return values
+    from accelerate.utils import gather_object
+
+    return gather_object(values)
+
+
 def check_plain_launcher() -> None:
     """Refuses launcher settings that would change the run behind the configuration's back."""
     for engine in ("FSDP", "DEEPSPEED", "MEGATRON_LM"):

@@ -34,6 +34,8 @@ SCRIPTS = (
     "sample/interpolate.py",
     "evaluate/metrics.py",
     "evaluate/attention.py",
+    "evaluate/sweep.py",
+    "evaluate/likelihood.py",
 )
 
 
@@ -75,6 +77,8 @@ def test_help_lists_every_option_and_imports_no_torch(script):
         "sample/interpolate.py": ["--seeds", "--to-class"],
         "evaluate/metrics.py": ["--reference", "--inception-weights"],
         "evaluate/attention.py": ["--checkpoint", "--interpolation {nearest,bilinear}"],
+        "evaluate/sweep.py": ["--scales", "--intervals", "--agreement"],
+        "evaluate/likelihood.py": ["--data", "--probes", "--dequantize"],
     }[script]
     assert all(option in shown.stdout for option in expected)
 
@@ -279,6 +283,9 @@ BAD_COMMANDS = {
                  "seeds 3 must be two or more, such as 0 1"),
     "absent samples": (["evaluate/metrics.py", "absent", "--reference", "digits",
                         "--features", "pixels"], "absent' does not exist"),
+    "upside-down interval": (["evaluate/sweep.py", "--checkpoint", "x", "--reference", "digits",
+                              "--intervals", "1,0"], "intervals 1 0 is upside down"),
+    "no data of a likelihood": (["evaluate/likelihood.py", "--checkpoint", "x"], "--data"),
     "absent classifier": (["evaluate/attention.py", "--classifier", "absent.pth", "--image",
                            "digits:0"], "absent.pth is no weights file"),
 }  # fmt: skip

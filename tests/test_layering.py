@@ -14,7 +14,7 @@ PACKAGE = Path(__file__).parents[1] / "sit_vit5"
 # Top to bottom; a module imports from floors below, and from its own package.
 FLOORS = [
     {"export"},
-    {"convert", "plan", "pipeline"},
+    {"convert", "plan", "pipeline", "sweep", "likelihood"},
     {"training", "evaluation", "sampling"},
     {"checkpoint"},
     {"data", "codecs", "metrics", "flow", "models"},

@@ -67,7 +67,8 @@ def scan_classes(root: Path) -> tuple[list[Path], list[int], tuple[str, ...]]:
         found = f"{len(loose)} images such as {loose[0].name} lie" if loose else "nothing lies"
         raise UserError(
             f"{found} directly in data folder {root}, and {len(folders)} class sub-folders; put "
-            "every image in one sub-folder per class, or use --data.unconditional True"
+            "every image in one sub-folder per class, or train without classes "
+            "(--data.unconditional True)"
         )
     files, labels = [], []
     for label, folder in enumerate(folders):

@@ -6,6 +6,8 @@ import math
 import platform
 import shlex
 import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -37,51 +39,71 @@ from sit_vit5.metrics.image_sets import (
 from sit_vit5.metrics.statistics import Gaussian, Statistics
 
 
-def evaluate(options: MetricsConfig) -> dict:
-    """All metrics of one set of samples, as JSON values, with what is needed to trust them."""
+@dataclass(frozen=True)
+class Reference:
+    """What samples are compared with: features and statistics, for any number of sample sets."""
+
+    extractor: Extractor
+    statistics: Statistics | Gaussian
+    sha256: str | None
+    notes: list[str]
+
+
+def open_reference(options: MetricsConfig, samples: ImageSet) -> Reference:
+    """The reference that the options name, for sets of images of the samples' size."""
     self_test()
+    extractor = build_extractor(options.features, options.inception_weights)
+    statistics, notes = reference_statistics(options, extractor, samples)
+    return Reference(extractor, statistics, hash_of(options.reference), notes)
+
+
+def evaluate(options: MetricsConfig, *, reference: Reference | None = None) -> dict:
+    """All metrics of one set of samples, as JSON values, with what is needed to trust them.
+
+    reference: the opened one, if it serves several sets.
+    """
     samples = open_image_set(options.samples)
     samples_hash = hash_of(options.samples)
     manifest = read_manifest(options.samples, samples_hash)
     if options.agreement:
-        _check_agreement(options, samples, manifest)
+        _check_labels(options, samples, manifest)
     floor = open_image_set(options.floor) if options.floor else None
     if floor:
         check_same_size(floor, samples)
-    extractor = build_extractor(options.features, options.inception_weights)
-
-    reference, notes = reference_statistics(options, extractor, samples)
+    reference = reference or open_reference(options, samples)
+    compared, extractor = reference.statistics, reference.extractor
     found = _statistics(samples, extractor, options, "samples")
-    notes += sample_notes(samples, found, manifest)
+    notes = reference.notes + sample_notes(samples, found, manifest)
     result = {
         "command": shlex.join(sys.argv),
         "samples": options.samples,
         "samples_sha256": samples_hash,
         "count": samples.count,
         "reference": options.reference,
-        "reference_sha256": hash_of(options.reference),
-        "reference_count": reference.count if isinstance(reference, Statistics) else None,
+        "reference_sha256": reference.sha256,
+        "reference_count": compared.count if isinstance(compared, Statistics) else None,
         "extractor": extractor.identity,
-        "frechet_distance": _distance(found, reference),
+        "frechet_distance": _distance(found, compared),
     }
     if floor:
         floor_statistics = _statistics(floor, extractor, options, "floor")
         result["floor"] = {
             "samples": options.floor,
             "count": floor.count,
-            "frechet_distance": _distance(floor_statistics, reference),
+            "frechet_distance": _distance(floor_statistics, compared),
         }
     if options.agreement:
         result["agreement"] = digits_agreement(options, samples, manifest)
-    return result | {
-        "notes": notes,
-        "versions": {
-            "sit_vit5": __version__,
-            "numpy": np.__version__,
-            "torch": torch.__version__,
-            "python": platform.python_version(),
-        },
-        "manifest": manifest.facts if manifest else None,
+    facts = manifest.facts if manifest else None
+    return result | {"notes": notes, "versions": _versions(), "manifest": facts}
+
+
+def _versions() -> dict:
+    return {
+        "sit_vit5": __version__,
+        "numpy": np.__version__,
+        "torch": torch.__version__,
+        "python": platform.python_version(),
     }
 
 
@@ -135,19 +157,26 @@ def digits_agreement(options: MetricsConfig, samples: ImageSet, manifest: Manife
     }
 
 
-def _check_agreement(options: MetricsConfig, samples: ImageSet, manifest: Manifest | None) -> None:
-    """Before the long part: is there a classifier, are there labels, do the classes fit?"""
-    if options.agreement != "digits":
-        raise UserError(f"agreement {options.agreement!r} is not a labelled built-in set: digits")
+def check_agreement(agreement: str, samples: ImageSet, class_names: Sequence[str]) -> None:
+    """Before the long part: is there a classifier, and is it one of such images and classes?"""
+    if agreement != "digits":
+        raise UserError(f"agreement {agreement!r} is not a labelled built-in set: digits")
+    digits = Digits("held-out")
+    check_same_size(array_set("digits", digits.images), samples)
+    if tuple(class_names) != digits.class_names:
+        raise UserError(f"the samples' classes {list(class_names[:12])} are not the digits")
+
+
+def _check_labels(options: MetricsConfig, samples: ImageSet, manifest: Manifest | None) -> None:
+    """Before the long part: are there labels, and a classifier that knows them?"""
     if not manifest or len(manifest.labels) != samples.count:
         raise UserError(
             f"agreement needs the asked labels of {options.samples}: the manifest beside it is "
             "missing or holds another number of labels"
         )
-    digits = Digits("held-out")
-    check_same_size(array_set("digits", digits.images), samples)
-    if manifest.class_names != list(digits.class_names) or max(manifest.labels) > 9:
-        raise UserError(f"the samples' classes {manifest.class_names[:12]} are not the digits")
+    check_agreement(options.agreement, samples, manifest.class_names)
+    if max(manifest.labels) >= len(manifest.class_names):
+        raise UserError(f"the manifest beside {options.samples} has a label without a class name")
 
 
 def _few_note(what: str, statistics: Statistics) -> list[str]:

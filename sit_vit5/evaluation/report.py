@@ -11,12 +11,16 @@ from sit_vit5.evaluation.inputs import BUILT_IN, manifest_path
 NAMES = {"inception": "FID", "pixels": "Frechet distance of pixels"}
 
 
+def metric_name(features: str, count: int) -> str:
+    """The distance's name with the number of samples, on which its value depends."""
+    return f"{NAMES[features]}-{'50K' if count == 50_000 else count}"
+
+
 def report(result: dict) -> str:
     """The result as a table: name with the number of samples, value, what it was compared with."""
-    name = NAMES[result["extractor"]["features"]]
-    count = "50K" if result["count"] == 50_000 else result["count"]
+    name = metric_name(result["extractor"]["features"], result["count"])
     reference = result["reference"]
-    rows = [(f"{name}-{count}", f"{result['frechet_distance']:.4f}", reference)]
+    rows = [(name, f"{result['frechet_distance']:.4f}", reference)]
     if floor := result.get("floor"):
         value = f"{floor['frechet_distance']:.4f}"
         rows.append((f"floor: {floor['samples']}-{floor['count']}", value, reference))

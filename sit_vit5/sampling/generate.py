@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from tqdm import tqdm
 
 from sit_vit5 import __version__
 from sit_vit5.checkpoint import open_checkpoint
@@ -25,41 +26,55 @@ from sit_vit5.sampling.sample_set import ARCHIVE, SampleSet
 
 
 def generate(options: GenerateConfig, processes: Processes) -> Path:
-    """Makes the missing images of the set, packs it on the main process, prints its path.
-
-    Images are made in fixed groups of batch_size consecutive indices, the last one padded: a group
-    gives the same bits whatever was made before, and whichever process makes it.
-    """
+    """Makes the missing images of the set, packs it on the main process, prints its path."""
     loaded = load(options, processes.device)
     folder = Path(options.out) if options.out else _default_folder(options, loaded)
+    with progress_bar(options.num_samples, unit="image", shown=processes.is_main) as bar:
+        made = complete_set(folder, options, loaded, processes, bar=bar)
+    if processes.is_main:
+        if not made:
+            print(f"complete already, made with the same settings: {folder}")
+        print(folder / ARCHIVE)
+    return folder / ARCHIVE
+
+
+def complete_set(
+    folder: Path, options: GenerateConfig, loaded: Loaded, processes: Processes, *, bar: tqdm
+) -> bool:
+    """Makes the missing images of the set in a folder; False if it was complete already.
+
+    Images are made in fixed groups of batch_size consecutive indices, the last one padded: a group
+    gives the same bits whatever was made before, and whichever process makes it. bar: counts the
+    images of all processes; those that are there already are taken off its total.
+    """
     classes = find_classes(options.classes, loaded.class_names)
     samples = SampleSet(
         folder,
         _settings(options, loaded, classes),
         count=options.num_samples,
-        shape=_image_shape(loaded),
+        shape=image_shape(loaded),
     )
     with lock(folder, "sampling run") if processes.is_main else nullcontext():
-        if processes.is_main and samples.prepare():
-            print(f"complete already, made with the same settings: {folder}")
-        processes.wait()
-        if samples.partial.exists():
-            started = time.time()
-            samples.open()
-            try:
-                made = _fill(samples, loaded, options, classes, processes)
-            except KeyboardInterrupt:
-                raise KeyboardInterrupt(
-                    f"{samples.done()} of {options.num_samples} images are made; the same command "
-                    "makes the others"
-                ) from None
-            processes.wait()
-            if processes.is_main:
-                facts = _facts(options, loaded, processes, time.time() - started, made)
-                samples.finish(_labels(range(options.num_samples), options, classes), facts)
         if processes.is_main:
-            print(folder / ARCHIVE)
-    return folder / ARCHIVE
+            samples.prepare()
+        processes.wait()
+        if not samples.partial.exists():
+            bar.total -= options.num_samples
+            return False
+        started = time.time()
+        samples.open()
+        try:
+            made = _fill(samples, loaded, options, classes, processes, bar)
+        except KeyboardInterrupt:
+            raise KeyboardInterrupt(
+                f"{samples.done()} of {options.num_samples} images are made; the same command "
+                "makes the others"
+            ) from None
+        processes.wait()
+        if processes.is_main:
+            facts = _facts(options, loaded, processes, time.time() - started, made)
+            samples.finish(_labels(range(options.num_samples), options, classes), facts)
+    return True
 
 
 def _fill(
@@ -68,6 +83,7 @@ def _fill(
     options: GenerateConfig,
     classes: list[int],
     processes: Processes,
+    bar: tqdm,
 ) -> int:
     """Makes this process's share of the missing groups; how many images that were."""
     starts = range(0, options.num_samples, options.batch_size)
@@ -75,17 +91,16 @@ def _fill(
     missing = [group for group in groups if samples.missing(group)]
     processes.wait()  # every process has looked before one fills
     mine = missing[processes.rank :: processes.count]
-    made = 0
-    with progress_bar(sum(map(len, mine)), unit="image", shown=processes.is_main) as bar:
-        for group in mine:
-            padded = range(group.start, group.start + options.batch_size)
-            images = loaded.generator(padded, _labels(padded, options, classes))
-            pixels = images.pixels.numpy()[: len(group)]
-            samples.write(group, pixels, images.evaluations, images.passes)
-            made += len(group)
-            bar.set_postfix(evaluations=images.evaluations, passes=images.passes, refresh=False)
-            bar.update(len(group))
-    return made
+    bar.total -= options.num_samples - sum(map(len, missing))
+    for group in mine:
+        padded = range(group.start, group.start + options.batch_size)
+        images = loaded.generator(padded, _labels(padded, options, classes))
+        pixels = images.pixels.numpy()[: len(group)]
+        samples.write(group, pixels, images.evaluations, images.passes)
+        bar.set_postfix(evaluations=images.evaluations, passes=images.passes, refresh=False)
+        # The other processes are about as fast.
+        bar.update(min(len(group) * processes.count, bar.total - bar.n))
+    return sum(map(len, mine))
 
 
 def _labels(indices: range, options: GenerateConfig, classes: list[int]) -> list[int]:
@@ -108,7 +123,7 @@ def _settings(options: GenerateConfig, loaded: Loaded, classes: list[int]) -> di
         "labels": options.labels,
         "classes": classes,
         "codec": loaded.generator.codec.identity,
-        "image_shape": list(_image_shape(loaded)),
+        "image_shape": list(image_shape(loaded)),
     }
 
 
@@ -142,7 +157,7 @@ def _facts(
     }
 
 
-def _image_shape(loaded: Loaded) -> tuple[int, int, int]:
+def image_shape(loaded: Loaded) -> tuple[int, int, int]:
     """(H, W, C) of a decoded image."""
     state = loaded.checkpoint.state
     return loaded.generator.codec.image_shape((state.in_channels, *state.input_size))

@@ -18,6 +18,9 @@ from torch import Tensor
 from sit_vit5.config import ADAPTIVE_METHODS
 from sit_vit5.sampling.ode import Velocity
 
+# Where torchdiffeq calls a solver of ours by another name.
+TORCHDIFFEQ_NAMES = {"heun": "heun2"}
+
 # evaluation number -> probes (P, B, ...)
 Probes = Callable[[int], Tensor]
 
@@ -57,13 +60,13 @@ def log_likelihood(
 ) -> Likelihood:
     """Log density of data (B, ...) under the ODE. interval: (t of noise, t of data).
 
-    method: torchdiffeq's name, adaptive with atol and rtol or fixed with `steps` intervals. The
-    field's network must not be in inference mode.
+    method: our name or torchdiffeq's, adaptive with atol and rtol or fixed with `steps` intervals.
+    The field's network must not be in inference mode.
     """
     from torchdiffeq import odeint
 
     evaluations = 0
-    start, end = interval
+    name, (start, end) = TORCHDIFFEQ_NAMES.get(method, method), interval
 
     def right_hand_side(s: Tensor, state: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
         nonlocal evaluations
@@ -81,7 +84,7 @@ def log_likelihood(
     zeros = torch.zeros(len(data), dtype=data.dtype, device=data.device)
     with torch.no_grad():
         states, totals = odeint(
-            right_hand_side, (data, zeros), s, method=method, atol=atol, rtol=rtol, options=options
+            right_hand_side, (data, zeros), s, method=name, atol=atol, rtol=rtol, options=options
         )
     noise = states[-1]
     prior = -0.5 * (noise.square() + math.log(2 * math.pi)).flatten(1).sum(1)

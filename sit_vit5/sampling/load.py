@@ -36,6 +36,11 @@ class Loaded:
         """Names by label; empty for an unconditional model."""
         return self.checkpoint.state.class_names
 
+    def under(self, options: SamplerConfig) -> Loaded:
+        """The same networks under other options of sampling."""
+        settings = _resolve_for(self.checkpoint, options)
+        return replace(self, generator=replace(self.generator, settings=settings))
+
 
 def load(options: SamplerConfig, device: torch.device, *, default_scale: float = 1.0) -> Loaded:
     """Opens the checkpoint, checks that the codec is the one of training, builds the network.
@@ -45,13 +50,7 @@ def load(options: SamplerConfig, device: torch.device, *, default_scale: float =
     set_tf32(False)
     checkpoint = open_checkpoint(options.checkpoint)
     objective = checkpoint.config.objective
-    settings = resolve(
-        options,
-        objective,
-        class_names=checkpoint.state.class_names,
-        channels=checkpoint.state.in_channels,
-        default_scale=default_scale,
-    )
+    settings = _resolve_for(checkpoint, options, default_scale=default_scale)
     codec = open_codec(checkpoint, options.codec_path)
     model = checkpoint.denoiser(options.weights).to(device).eval().requires_grad_(False)
     reference = None
@@ -62,6 +61,19 @@ def load(options: SamplerConfig, device: torch.device, *, default_scale: float =
         reference = reference.to(device).eval().requires_grad_(False)
     flow = Flow(objective.interpolant, objective.prediction)
     return Loaded(checkpoint, Generator(model, codec, flow, settings, reference))
+
+
+def _resolve_for(
+    checkpoint: Checkpoint, options: SamplerConfig, *, default_scale: float = 1.0
+) -> Settings:
+    """`resolve` for a checkpoint's model."""
+    return resolve(
+        options,
+        checkpoint.config.objective,
+        class_names=checkpoint.state.class_names,
+        channels=checkpoint.state.in_channels,
+        default_scale=default_scale,
+    )
 
 
 def resolve(

@@ -45,7 +45,7 @@ class SampleSet:
         manifest = self._read_manifest()
         begun = self._begun()
         if manifest is not None and begun:
-            self._check_same(manifest["settings"])
+            check_same(self.folder, manifest["settings"], self.settings, what="samples made")
             if manifest["complete"] and (self.folder / ARCHIVE).is_file():
                 _remove(self.partial)  # a kill may have left it
                 return True
@@ -134,19 +134,6 @@ class SampleSet:
             raise UserError(f"{path} is damaged (shape {found.shape}); remove its folder")
         return found
 
-    def _check_same(self, other: dict) -> None:
-        before, now = _flat(other), _flat(self.settings)
-        changed = [
-            f"{key}: {before.get(key)} -> {now.get(key)}"
-            for key in sorted(before.keys() | now.keys())
-            if before.get(key) != now.get(key)
-        ]
-        if changed:
-            raise UserError(
-                f"{self.folder} holds samples made with other settings ({'; '.join(changed)}); "
-                "choose another --out"
-            )
-
     def _check_space(self) -> None:
         """The images stand on the disk twice while the archive is packed."""
         need = 2 * self.count * int(np.prod(self.shape))
@@ -159,6 +146,21 @@ class SampleSet:
                 f"{self.count} images need {need / 1e9:.1f} GB while packing, {existing} has "
                 f"{free / 1e9:.1f} GB free; choose another --out"
             )
+
+
+def check_same(folder: Path, before: dict, now: dict, *, what: str) -> None:
+    """Refuses to go on in a folder that holds what other settings made; names their changes."""
+    before, now = _flat(before), _flat(now)
+    changed = [
+        f"{key}: {before.get(key)} -> {now.get(key)}"
+        for key in sorted(before.keys() | now.keys())
+        if before.get(key) != now.get(key)
+    ]
+    if changed:
+        raise UserError(
+            f"{folder} holds {what} with other settings ({'; '.join(changed)}); choose another "
+            "--out"
+        )
 
 
 def _flat(settings: dict, prefix: str = "") -> dict:
