@@ -16,8 +16,10 @@ from sit_vit5.config import (
     GenerateConfig,
     GridConfig,
     InterpolateConfig,
+    LikelihoodConfig,
     MetricsConfig,
     PathConfig,
+    SweepConfig,
 )
 from sit_vit5.models.__main__ import ListConfig
 from sit_vit5.plan.options import PlanCommand
@@ -28,6 +30,8 @@ PARSERS = {
     "sample/grid.py": lambda argv: parse(GridConfig, argv),
     "sample/generate.py": lambda argv: parse(GenerateConfig, argv),
     "evaluate/metrics.py": lambda argv: parse(MetricsConfig, argv),
+    "evaluate/sweep.py": lambda argv: parse(SweepConfig, argv),
+    "evaluate/likelihood.py": lambda argv: parse(LikelihoodConfig, argv),
     "evaluate/attention.py": lambda argv: parse(AttentionConfig, argv),
     "sample/path.py": lambda argv: parse(PathConfig, argv),
     "sample/interpolate.py": lambda argv: parse(InterpolateConfig, argv),

@@ -1,0 +1,226 @@
+"""The options of the evaluating commands."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from tyro.conf import Positional
+
+from sit_vit5.config.checks import check_values
+from sit_vit5.config.sampling import (
+    GenerateConfig,
+    GuidanceConfig,
+    SamplerConfig,
+    check_interval,
+    check_sampler,
+)
+from sit_vit5.errors import UserError
+
+
+@dataclass(frozen=True)
+class MetricsConfig:
+    """Compare a set of samples with a reference."""
+
+    samples: Positional[str]
+    """samples.npz (arr_0, uint8, N H W C) or a folder of images."""
+    reference: str
+    """npz (arr_0, or mu and sigma), a folder of images, or a built-in set: digits:held-out."""
+    features: str = "inception"
+    """pixels, or inception (torch-fidelity's InceptionV3, 2048 features)."""
+    floor: str | None = None
+    """A second real set compared with the reference: what a perfect model would score."""
+    agreement: str | None = None
+    """Labelled built-in set; reports how many samples its classifier assigns to the asked class."""
+    inception_weights: str | None = None
+    """File of torch-fidelity's Inception weights, instead of its cache."""
+    batch_size: int = 64
+    """Images per feature batch; the result does not depend on it."""
+    out: str | None = None
+    """JSON to write; None: metrics.json beside the samples."""
+
+    def __post_init__(self) -> None:
+        check_values(self)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SweepConfig(GenerateConfig):
+    """Rank guidance scales, guidance intervals and averages on a few samples of each."""
+
+    reference: str
+    """npz (arr_0, or mu and sigma), a folder of images, or a built-in set: digits:held-out."""
+    scales: tuple[float, ...] = (1.0, 1.5, 2.0, 3.0)
+    """Guidance scales; 1 is off and runs once, whatever the intervals."""
+    intervals: tuple[str, ...] = ("0,1",)
+    """Guidance intervals LOW,HIGH such as 0,1 0.3,1, in guidance.interval_unit."""
+    weights: tuple[str, ...] = ()
+    """raw, ema (the slowest average), or ema_DECAY; none given: every average."""
+    num_samples: int = 500
+    """Images per cell; all cells share noise and labels."""
+    features: str = "inception"
+    """pixels, or inception (torch-fidelity's InceptionV3, 2048 features)."""
+    agreement: str | None = None
+    """Labelled built-in set (digits): also the share of samples classified as asked."""
+    inception_weights: str | None = None
+    """File of torch-fidelity's Inception weights, instead of its cache."""
+    out: str | None = None
+    """Folder to write to; None: samples/sweep_STEP_N in the run folder."""
+
+    def __post_init__(self) -> None:
+        check_sweep(self)
+
+
+@dataclass(frozen=True)
+class LikelihoodConfig:
+    """Log-likelihood of images under the model's ODE."""
+
+    checkpoint: str
+    """Checkpoint folder, a run folder, or its file `latest`."""
+    data: str
+    """Built-in set (digits:held-out, digits:train), or a folder with a sub-folder per class."""
+    weights: str = "ema"
+    """raw, ema (the slowest average), or ema_DECAY such as ema_0.9999."""
+    num_images: int = 64
+    """Images, drawn from the data by the seed; 0: all."""
+    method: Literal[
+        "dopri5", "dopri8", "bosh3", "adaptive_heun", "fehlberg2",
+        "euler", "midpoint", "heun", "heun3", "rk4",
+    ] = "dopri5"  # fmt: skip
+    """ODE solver: with steps of its own choice, or on a fixed grid (from euler on)."""
+    steps: int | None = None
+    """Integration intervals of a fixed grid; None: 50."""
+    atol: float | None = None
+    """Absolute tolerance of an adaptive method; None: 1e-6."""
+    rtol: float | None = None
+    """Relative tolerance of an adaptive method; None: 1e-3."""
+    eps: float | None = None
+    """Distance in t from an end where the prediction is singular; None: SiT's, 1e-3."""
+    probes: int = 1
+    """Random sign vectors per image that estimate the divergence; the cost is in proportion."""
+    dequantize: Literal["uniform", "none"] | None = None
+    """Uniform noise of one grey level on the pixels, or none; None: uniform for models of pixels,
+    none for models of latents."""
+    null_label: bool = False
+    """Likelihood without the class, by the null label, instead of given each image's class."""
+    batch_size: int = 64
+    """Images per network call and process."""
+    precision: Literal["bf16", "fp32"] = "fp32"
+    """Precision of matrix products; the solver's state is fp32."""
+    attention: Literal["fused", "fp32_math"] = "fused"
+    """Fused kernels, or softmax(q k) v written out in fp32, to compare with."""
+    seed: int = 0
+    """Of the choice of images; probes and dequantisation are those of (seed, image)."""
+    codec_path: str | None = None
+    """Folder of the autoencoder, if it is not where training found it."""
+    out: str | None = None
+    """JSON to write; None: likelihood_STEP.json in the run's samples."""
+
+    def __post_init__(self) -> None:
+        check_likelihood(self)
+
+
+@dataclass(frozen=True)
+class AttentionConfig:
+    """Draw where cls and the registers look, and how many channels the gates suppress."""
+
+    checkpoint: str | None = None
+    """Denoiser: checkpoint folder, a run folder, or its file `latest`."""
+    weights: str = "ema"
+    """The checkpoint's weights: raw, ema (the slowest average), or ema_DECAY."""
+    classifier: str | None = None
+    """Instead of a checkpoint: folder by sit_vit5.convert, or file of a released classifier."""
+    image: str | None = None
+    """File, digits:3 (held-out) or digits:train:3; None: digits:0 for a model of digits."""
+    t: float = 0.5
+    """Time to which a denoiser's image is noised; 0 is noise, 1 the image."""
+    label: str | None = None
+    """Denoiser's class by name or number; None: the digit's own, else no class."""
+    blocks: tuple[int, ...] = ()
+    """Numbers of the blocks to draw, from 0; none given: four spread evenly."""
+    head: int | None = None
+    """Number of one head, from 0; None: the mean over heads."""
+    interpolation: Literal["nearest", "bilinear"] = "nearest"
+    """How a map is enlarged."""
+    suppressed: float = 0.1
+    """A channel is suppressed where |scale| is at most this part of its branch's mean |scale|."""
+    seed: int = 0
+    """Seed of the noise in a denoiser's image."""
+    codec_path: str | None = None
+    """Folder of the denoiser's autoencoder, if it is not where training found it."""
+    heads: int | None = None
+    """Classifier's heads, where neither QK-norm nor a known size tells them."""
+    image_size: int | None = None
+    """Side of the classifier's images in pixels; None: the trained one."""
+    out: str | None = None
+    """Folder to write to; None: attention_STEP in the run's samples, or beside the classifier."""
+
+    def __post_init__(self) -> None:
+        check_attention(self)
+
+
+def check_sweep(config: SweepConfig) -> None:
+    """Refuses a sweep without cells, and options that its axes replace."""
+    check_sampler(config)
+    for name, value, axis in (
+        ("guidance.scale", config.guidance.scale, "scales"),
+        ("guidance.interval", config.guidance.interval, "intervals"),
+    ):
+        if value != getattr(GuidanceConfig, name.removeprefix("guidance.")):
+            raise UserError(f"{name} has no effect on a sweep; use {axis}")
+    if not (config.scales and config.intervals):
+        raise UserError("scales and intervals need a value each")
+    for low, high in map(interval_of, config.intervals):
+        check_interval(replace(config.guidance, interval=(low, high)), "intervals")
+
+
+def interval_of(text: str) -> tuple[float, float]:
+    """(low, high) of LOW,HIGH."""
+    try:
+        low, high = map(float, text.split(","))
+    except ValueError:
+        raise UserError(f"intervals {text} must be LOW,HIGH such as 0.3,1") from None
+    return low, high
+
+
+def likelihood_sampler(config: LikelihoodConfig) -> SamplerConfig:
+    """The sampler's options with the choices of a likelihood."""
+    return SamplerConfig(
+        config.checkpoint,
+        weights=config.weights,
+        method=config.method,
+        steps=config.steps,
+        atol=config.atol,
+        rtol=config.rtol,
+        eps=config.eps,
+        batch_size=config.batch_size,
+        precision=config.precision,
+        attention=config.attention,
+        seed=config.seed,
+        codec_path=config.codec_path,
+    )
+
+
+def check_likelihood(config: LikelihoodConfig) -> None:
+    """Refuses what the sampler would refuse, and another file than JSON."""
+    check_values(config)
+    likelihood_sampler(config)
+    if config.out is not None and not config.out.endswith(".json"):
+        raise UserError(f"out {config.out} must end in .json")
+
+
+def check_attention(config: AttentionConfig) -> None:
+    """Refuses options that do not fit together, before anything is loaded."""
+    check_values(config)
+    if (config.checkpoint is None) == (config.classifier is None):
+        raise UserError("give either a denoiser by --checkpoint RUN or --classifier PATH")
+    if config.checkpoint is None:
+        kind, foreign = "a classifier", ("label", "codec_path")
+    else:
+        kind, foreign = "a denoiser", ("heads", "image_size")
+    for name in foreign:
+        if getattr(config, name) is not None:
+            raise UserError(f"{name} has no use for {kind}; drop it")
+    if not 0 <= config.t <= 1:
+        raise UserError(f"t {config.t} must lie in [0, 1]; 0 is noise, 1 the image")
+    if not 0 < config.suppressed < 1:
+        raise UserError(f"suppressed {config.suppressed} must lie between 0 and 1, such as 0.1")

@@ -1,0 +1,194 @@
+"""The options of train_sit.py, which are those of a checkpoint."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Literal
+
+from sit_vit5 import presets
+from sit_vit5.config.checks import check_values
+from sit_vit5.errors import UserError
+
+
+@dataclass(frozen=True)
+class DataConfig:
+    """What is learned from."""
+
+    source: str | None = None
+    """Built-in data set (digits), or folder; a path alone means folder."""
+    path: str | None = None
+    """Folder of images, one sub-folder per class."""
+    image_size: int = 256
+    """Side of the training images in pixels (ADM centre crop)."""
+    unconditional: bool = False
+    """Ignore the classes: num_classes 0, and a folder needs no sub-folders."""
+    horizontal_flip: bool = True
+    """Mirror each visit of an image with probability 1/2."""
+    on_bad_image: Literal["error", "skip"] = "error"
+    """A file that cannot be decoded stops the run, or is replaced by the next one and counted."""
+    workers: int = 4
+    """Loader processes per training process; 0 loads in the training process."""
+
+
+@dataclass(frozen=True)
+class CodecConfig:
+    """How images become the latents that the model sees."""
+
+    name: str = "sd-vae-ema"
+    """identity (pixels), sd-vae-ema or sd-vae-mse (Stable Diffusion's AutoencoderKL)."""
+    path: str | None = None
+    """Local folder or hub id of the autoencoder, instead of the name's own hub id."""
+
+
+@dataclass(frozen=True)
+class ObjectiveConfig:
+    """What the network learns; part of every checkpoint and read by every sampler."""
+
+    interpolant: Literal["linear", "gvp", "vp"] = "linear"
+    """Path from noise (t = 0) to data (t = 1)."""
+    prediction: Literal["velocity", "score", "noise", "data"] = "velocity"
+    """What the network predicts."""
+    weights: Literal["none", "velocity", "likelihood"] = "none"
+    """Weight of the squared error over t, for score, noise and data: none, that of the velocity
+    loss, or a bound of the likelihood."""
+    times: Literal["uniform", "logit_normal"] = "uniform"
+    """Distribution of t in training."""
+    times_mean: float = 0.0
+    """Mean of logit t for logit_normal."""
+    times_std: float = 1.0
+    """Standard deviation of logit t for logit_normal."""
+    shift: float = 1.0
+    """Shifts t towards noise in training and in the samplers' grids (SD3); 1: not."""
+    class_dropout: float = 0.1
+    """Probability that a sample's label is replaced by the null label."""
+
+
+@dataclass(frozen=True)
+class OptimizerConfig:
+    """AdamW with linear warm-up to a constant rate."""
+
+    lr: float = 1e-4
+    """Learning rate after warm-up, per optimizer step."""
+    betas: tuple[float, float] = (0.9, 0.999)
+    """Decay of the first and second moment per step."""
+    eps: float = 1e-8
+    """Term added to the denominator."""
+    weight_decay: float = 0.0
+    """Decoupled weight decay per step, times lr."""
+    warmup_steps: int = 0
+    """Optimizer steps over which the rate rises linearly."""
+    clip_norm: float = 1.0
+    """Largest gradient norm; 0 switches clipping off."""
+
+
+@dataclass(frozen=True)
+class EmaConfig:
+    """Moving averages of the weights; all decays are kept at once."""
+
+    decays: tuple[float, ...] = (0.9999,)
+    """Decay per optimizer step of each average."""
+    warmup: bool = True
+    """Lower the decay to (1 + step) / (10 + step) while that is smaller."""
+
+
+@dataclass(frozen=True)
+class CheckpointConfig:
+    """When the state is written."""
+
+    every: int = 10000
+    """Optimizer steps between checkpoints; 0: only the first, the last, and on interruption."""
+    keep: int = 3
+    """Newest checkpoints kept; older ones are removed after a new one is complete; 0 keeps all."""
+
+
+@dataclass(frozen=True)
+class PreviewConfig:
+    """Sample grids drawn during training, of raw and averaged weights."""
+
+    every: int = 10000
+    """Optimizer steps between grids; 0: none."""
+    columns: int = 4
+    """Images per class."""
+    classes: int = 10
+    """Number of classes shown, from the first."""
+    method: Literal["euler", "midpoint", "heun", "heun3", "rk4", "ab2"] = "heun"
+    """Sampler of the grids."""
+    steps: int = 25
+    """Sampler steps."""
+    guidance_scale: float | None = None
+    """Classifier-free guidance of the grids; 1 is off; None: 2, or 1 without a null label."""
+
+
+@dataclass(frozen=True)
+class TrainConfig:
+    """Train a flow-matching model. An example without any data: --config configs/digits.yaml"""
+
+    model: str = "ViT5-XL/2"
+    """Recipe, size and patch; sets all of backbone. Without a patch: 2."""
+    name: str | None = None
+    """Name of the run; None: made from the model and the data."""
+    output_dir: str = "runs"
+    """Folder that holds the run folder."""
+    init_from: str | None = None
+    """Checkpoint (its averaged weights) or converted classifier that starts a new run; what is
+    taken, resized and left is listed."""
+    steps: int = 400000
+    """Optimizer steps in total."""
+    batch_size: int = 256
+    """Images per optimizer step over all processes and accumulation steps together."""
+    accumulation: int = 1
+    """Forward passes per optimizer step and process."""
+    precision: Literal["bf16", "fp32"] = "bf16"
+    """Precision of matrix products; weights, norms, loss, averages and sampler state are fp32."""
+    attention: Literal["fused", "fp32_math"] = "fused"
+    """Fused kernels, or softmax(q k) v written out in fp32, to compare with."""
+    recompute: bool = False
+    """Keep only the input of each block for the backward pass, and run the block again there."""
+    compile: bool = False
+    """Compile the blocks one by one with torch.compile (needs a C++ compiler on CPU)."""
+    seed: int = 0
+    """Seed of everything random: weights, data order, noise, times, label dropout, previews."""
+    log_every: int = 100
+    """Optimizer steps between log lines."""
+    max_skipped: int = 10
+    """Steps in a row with a non-finite gradient before the run stops."""
+    data: DataConfig = DataConfig()
+    codec: CodecConfig = CodecConfig()
+    objective: ObjectiveConfig = ObjectiveConfig()
+    optimizer: OptimizerConfig = OptimizerConfig()
+    ema: EmaConfig = EmaConfig()
+    checkpoint: CheckpointConfig = CheckpointConfig()
+    preview: PreviewConfig = PreviewConfig()
+    backbone: presets.Backbone = presets.backbone("ViT5-XL/2")
+
+    def __post_init__(self) -> None:
+        check_train(self)
+
+
+def check_train(config: TrainConfig) -> None:
+    """Refuses values that no run can have. What needs files or processes is checked later."""
+    check_values(config)
+    if config.seed >= 2**63:
+        raise UserError(f"seed {config.seed} must be below 2**63")
+    if config.objective.class_dropout >= 1:
+        raise UserError(f"objective.class_dropout {config.objective.class_dropout} must be below 1")
+    objective = config.objective
+    if objective.weights != "none" and objective.prediction == "velocity":
+        raise UserError(
+            f"objective.weights {objective.weights} has no effect on the prediction velocity; use "
+            "none, or predict score, noise or data"
+        )
+    if objective.times == "uniform" and (objective.times_mean, objective.times_std) != (0, 1):
+        raise UserError("objective.times_mean and times_std need objective.times logit_normal")
+    if config.optimizer.eps == 0:
+        raise UserError("optimizer.eps 0 must be above 0: a still weight would divide by zero")
+    if not all(0 <= beta < 1 for beta in config.optimizer.betas):
+        raise UserError(f"optimizer.betas {list(config.optimizer.betas)} must lie in [0, 1)")
+    bad_decays = [decay for decay in config.ema.decays if not 0 < decay < 1]
+    if bad_decays or not config.ema.decays:
+        raise UserError(f"ema.decays {list(config.ema.decays)} must hold numbers between 0 and 1")
+    if config.name is not None and not re.fullmatch(r"\w[\w.+=@ -]{0,199}", config.name):
+        raise UserError(
+            f"name {config.name!r} must be a plain folder name; use output_dir for paths"
+        )
