@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING
@@ -91,6 +92,22 @@ def gather(values: list, processes: Processes) -> list:
     from accelerate.utils import gather_object
 
     return gather_object(values)
+
+
+@contextmanager
+def one_word(processes: Processes) -> Iterator[None]:
+    """A block after which all processes go on, or all stop with the words of the one that failed.
+
+    Without it the others would wait for it, and end with an error of the network's.
+    """
+    failure = None
+    try:
+        yield
+    except UserError as error:
+        failure = str(error)
+    failures = [word for word in gather([failure], processes) if word is not None]
+    if failures:
+        raise UserError(failures[0])
 
 
 def check_plain_launcher() -> None:

@@ -83,12 +83,9 @@ def sweep_cells(options: SweepConfig, checkpoint: Checkpoint) -> list[Cell]:
 def cell_options(options: SweepConfig, cell: Cell) -> GenerateConfig:
     """The options by which sample/generate.py makes the cell's samples."""
     shared = {field.name: getattr(options, field.name) for field in fields(GenerateConfig)}
-    guidance = replace(options.guidance, scale=cell.scale)
-    if cell.interval is None:
-        plain = GuidanceConfig()
-        guidance = replace(guidance, interval=plain.interval, interval_unit=plain.interval_unit)
-    else:
-        guidance = replace(guidance, interval=cell.interval)
+    guidance = GuidanceConfig(scale=cell.scale)  # scale 1: nothing else has an effect
+    if cell.interval is not None:
+        guidance = replace(options.guidance, scale=cell.scale, interval=cell.interval)
     return GenerateConfig(**shared | {"weights": cell.weights, "guidance": guidance, "out": None})
 
 

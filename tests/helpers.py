@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import runpy
 import sys
 from pathlib import Path
 
@@ -33,6 +34,11 @@ def command_line(script: str, *arguments: object, processes: int = 1) -> list[st
 def command_environment() -> dict[str, str]:
     """One thread per process, so that two pytest workers share two cores."""
     return os.environ | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "PYTHONPATH": str(ROOT)}
+
+
+def run_here(script: str, *arguments: object) -> None:
+    """A script's main in this process: where the start of another would cost more than its work."""
+    runpy.run_path(str(ROOT / script))["main"]([*map(str, arguments)])
 
 
 def final_tensors(run: Path) -> dict[str, Tensor]:

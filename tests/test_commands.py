@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import runpy
 import signal
 import subprocess
 import sys
@@ -20,6 +19,7 @@ from helpers import (
     command_environment,
     command_line,
     final_tensors,
+    run_here,
 )
 from PIL import Image
 
@@ -114,6 +114,23 @@ def test_generate_makes_the_same_set_on_one_and_two_processes(command, trained, 
     assert facts[0]["settings"] == facts[1]["settings"]
     assert [fact["processes"] for fact in facts] == [1, 2]
     assert facts[0]["evaluations_per_image"] == 4 and len(facts[0]["labels"]) == 17
+
+
+def test_generate_writes_pngs_of_what_is_in_the_archive(trained, tmp_path):
+    options = ("--checkpoint", trained, "--num-samples", 3, "--steps", 1, "--out", tmp_path / "s")
+    run_here("sample/generate.py", *options)
+    run_here("sample/generate.py", *options, "--png", True)  # later, too
+    pixels = np.load(tmp_path / "s" / "samples.npz")["arr_0"]
+    files = sorted((tmp_path / "s" / "images").iterdir())
+    assert [file.name for file in files] == ["000000.png", "000001.png", "000002.png"]
+    for file, image in zip(files, pixels, strict=True):
+        assert (np.asarray(Image.open(file)) == image.squeeze(-1)).all()
+
+
+def test_guidance_options_without_a_scale_are_refused(trained, tmp_path):
+    for argv in (["--guidance.interval", 0.3, 1], ["--guidance.schedule", "linear"]):
+        with pytest.raises(UserError, match="has no effect: give guidance.scale, such as 2"):
+            run_here("sample/generate.py", "--checkpoint", trained, "--out", tmp_path / "s", *argv)
 
 
 def test_generate_killed_and_run_again_makes_what_is_missing(command, trained, tmp_path):
@@ -241,11 +258,11 @@ def test_an_unconditional_run_trains_samples_and_is_evaluated(command, tmp_path)
     command("evaluate/metrics.py", tmp_path / "s" / "samples.npz", "--reference", "digits",
             "--features", "pixels")  # fmt: skip
     assert json.loads((tmp_path / "s" / "samples.json").read_text())["labels"] == [0, 0, 0]
-    script_main("path.py", "--checkpoint", run, "--steps", 2, "--frames", 3)
-    script_main("interpolate.py", "--checkpoint", run, "--steps", 1)
+    run_here("sample/path.py", "--checkpoint", run, "--steps", 2, "--frames", 3)
+    run_here("sample/interpolate.py", "--checkpoint", run, "--steps", 1)
     assert (run / "samples" / "interpolation_step_0000002.png").is_file()
     with pytest.raises(UserError, match="unconditional"):
-        script_main("interpolate.py", "--checkpoint", run, "--to-class", 1)
+        run_here("sample/interpolate.py", "--checkpoint", run, "--to-class", 1)
     refused = command("sample/grid.py", "--checkpoint", run, "--classes", 1, check=False)
     assert refused.returncode == 2 and "unconditional" in refused.stderr
 
@@ -310,11 +327,6 @@ def test_a_class_outside_the_range_is_named(command, trained):
     )
 
 
-def script_main(script: str, *argv: object) -> None:
-    """A script of sample/ in this process: its start costs more than its work."""
-    runpy.run_path(str(ROOT / "sample" / script))["main"]([*map(str, argv)])
-
-
 def test_path_draws_a_strip_and_an_animation(command, trained, tmp_path, capsys):
     shown = command("sample/path.py", "--checkpoint", trained, "--steps", 9, "--classes", 3, 7)
     strip = Path(shown.stdout.splitlines()[-1])
@@ -322,8 +334,8 @@ def test_path_draws_a_strip_and_an_animation(command, trained, tmp_path, capsys)
     width, height = Image.open(strip).size
     assert 10 * 64 < width < 10 * 64 + 300 and 4 * 64 < height < 4 * 64 + 120
     out = tmp_path / "deep" / "path.gif"
-    script_main(
-        "path.py", "--checkpoint", trained, "--method", "stochastic_heun", "--steps", 7,
+    run_here(
+        "sample/path.py", "--checkpoint", trained, "--method", "stochastic_heun", "--steps", 7,
         "--images", 3, "--frames", 8, "--out", out,
     )  # fmt: skip
     assert capsys.readouterr().out.splitlines()[-1] == str(out)
@@ -337,7 +349,7 @@ def test_interpolate_starts_and_ends_at_the_grids_images(trained, tmp_path):
     options = ("--checkpoint", trained, "--steps", 2, "--classes", 3)
 
     def picture(script: str, *argv: object) -> np.ndarray:
-        script_main(script, *options, *argv, "--out", tmp_path / "x.png")
+        run_here(f"sample/{script}", *options, *argv, "--out", tmp_path / "x.png")
         return np.asarray(Image.open(tmp_path / "x.png")).astype(int)
 
     strip = picture("interpolate.py", "--seeds", 4, 9, "--frames", 5)
@@ -350,8 +362,8 @@ def test_interpolate_starts_and_ends_at_the_grids_images(trained, tmp_path):
 
 def test_interpolate_writes_an_animation_and_refuses_what_has_no_effect(trained, tmp_path):
     out = tmp_path / "x.webp"
-    script_main(
-        "interpolate.py", "--checkpoint", trained, "--steps", 1, "--seeds", 0, 1, 0,
+    run_here(
+        "sample/interpolate.py", "--checkpoint", trained, "--steps", 1, "--seeds", 0, 1, 0,
         "--frames", 4, "--to-class", 7, "--out", out,
     )  # fmt: skip
     assert Image.open(out).n_frames == 7
@@ -362,7 +374,7 @@ def test_interpolate_writes_an_animation_and_refuses_what_has_no_effect(trained,
         (["--seeds", -1, 2], "seeds -1 must be at least 0"),
     ):
         with pytest.raises(UserError) as error:
-            script_main("interpolate.py", "--checkpoint", trained, *argv)
+            run_here("sample/interpolate.py", "--checkpoint", trained, *argv)
         assert message in str(error.value) and "\n" not in str(error.value)
 
 
@@ -373,7 +385,7 @@ def test_path_refuses_more_than_the_sampler_or_a_batch_can_show(trained):
         (["--classes", "x"], "class 'x' is no class name"),
     ):
         with pytest.raises(UserError) as error:
-            script_main("path.py", "--checkpoint", trained, *argv)
+            run_here("sample/path.py", "--checkpoint", trained, *argv)
         assert message in str(error.value) and "\n" not in str(error.value)
 
 
@@ -405,22 +417,19 @@ def test_attention_draws_a_denoisers_maps_and_gates(command, trained, tmp_path):
     assert "Warning" not in shown.stderr
 
 
-def attention_main(*argv: object) -> None:
-    """evaluate/attention.py in this process: its start costs more than its work."""
-    runpy.run_path(str(ROOT / "evaluate" / "attention.py"))["main"]([*map(str, argv)])
-
-
 def test_attention_options_change_the_maps(trained, tmp_path, capsys):
     pictures = {}
     for options in (
         (), ("--t", 0.1), ("--label", 3), ("--image", "digits:train:3"), ("--head", 1),
         ("--seed", 1), ("--interpolation", "bilinear"), ("--weights", "raw"),
     ):  # fmt: skip
-        attention_main("--checkpoint", trained, "--out", tmp_path, *options)
+        run_here("evaluate/attention.py", "--checkpoint", trained, "--out", tmp_path, *options)
         pictures[options] = (tmp_path / "attention.png").read_bytes()
     assert len(set(pictures.values())) == len(pictures)
     before = capsys.readouterr().out.splitlines()[-3]
-    attention_main("--checkpoint", trained, "--out", tmp_path, "--suppressed", 0.99)
+    run_here(
+        "evaluate/attention.py", "--checkpoint", trained, "--out", tmp_path, "--suppressed", 0.99
+    )
     after = capsys.readouterr().out.splitlines()[-3]
     assert float(after.split()[1].strip("%")) > 30 > float(before.split()[1].strip("%"))
 
@@ -443,7 +452,7 @@ WRONG_ATTENTION = [
 @pytest.mark.parametrize(("argv", "message"), WRONG_ATTENTION, ids=lambda part: str(part)[:24])
 def test_attention_refuses_wrong_options_in_one_line(trained, argv, message, tmp_path):
     with pytest.raises(UserError) as error:
-        attention_main("--checkpoint", trained, "--out", tmp_path, *argv)
+        run_here("evaluate/attention.py", "--checkpoint", trained, "--out", tmp_path, *argv)
     assert message in str(error.value) and "\n" not in str(error.value)
 
 
@@ -453,12 +462,18 @@ def test_attention_draws_an_unconditional_plain_model_and_an_unlabelled_file(com
         "--backbone.recipe.registers", 0, "--backbone.recipe.register-theta", "None",
     )  # fmt: skip
     Image.fromarray(np.zeros((20, 30), np.uint8)).save(tmp_path / "image.png")
-    attention_main("--checkpoint", tmp_path / "tiny", "--image", tmp_path / "image.png")
+    run_here(
+        "evaluate/attention.py",
+        "--checkpoint",
+        tmp_path / "tiny",
+        "--image",
+        tmp_path / "image.png",
+    )
     folder = tmp_path / "tiny" / "samples" / "attention_step_0000001"
     width, height = Image.open(folder / "attention.png").size
     assert width > height and (folder / "gates.png").is_file()
     with pytest.raises(UserError, match="unconditional"):
-        attention_main("--checkpoint", tmp_path / "tiny", "--label", 1)
+        run_here("evaluate/attention.py", "--checkpoint", tmp_path / "tiny", "--label", 1)
 
 
 def test_a_full_disk_during_training_leaves_the_last_checkpoint(tmp_path):

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from helpers import ROOT, golden_weights
+from helpers import ROOT, golden_weights, run_here
 from PIL import Image
 from safetensors.torch import load_file, save_file
 
@@ -27,23 +27,22 @@ def sit(tmp_path) -> Path:
     return tmp_path / "sit.pt"
 
 
-def test_an_imported_sit_samples_and_evaluates_like_ours(tmp_path, sit, tiny_vae, command):
+def test_an_imported_sit_samples_and_evaluates_like_ours(tmp_path, sit, tiny_vae, command, capsys):
     folder = tmp_path / "sit"
     codec = ("--codec.path", tiny_vae)
     said = command("-m", "sit_vit5.convert", sit, "--to", folder, "--heads", 4, *codec)
     assert said.stdout.splitlines()[-1] == str(folder)
     picture = tmp_path / "grid.png"
-    command(
-        "sample/grid.py", "--checkpoint", folder, "--columns", 2, "--steps", 2, "--out", picture
-    )
+    drawn = ("--columns", 2, "--steps", 2, "--out", picture)
+    run_here("sample/grid.py", "--checkpoint", folder, *drawn)
     assert Image.open(picture).width > 32
     options = ("--num-samples", 4, "--steps", 1, "--guidance.scale", 1.5)
-    command("sample/generate.py", "--checkpoint", folder, "--out", tmp_path / "s", *options)
+    run_here("sample/generate.py", "--checkpoint", folder, "--out", tmp_path / "s", *options)
     samples = np.load(tmp_path / "s" / "samples.npz")["arr_0"]
     assert samples.shape == (4, 16, 16, 3)
     arguments = ("--features", "pixels", "--reference", tmp_path / "s" / "samples.npz")
-    said = command("evaluate/metrics.py", tmp_path / "s" / "samples.npz", *arguments)
-    assert "frechet" in said.stdout.lower()
+    run_here("evaluate/metrics.py", tmp_path / "s" / "samples.npz", *arguments)
+    assert "frechet" in capsys.readouterr().out.lower()
 
 
 def test_the_imported_network_is_the_official_one(tmp_path, sit, tiny_vae):
@@ -58,7 +57,7 @@ def test_the_imported_network_is_the_official_one(tmp_path, sit, tiny_vae):
     assert checkpoint.state.data["file"] == "sit.pt" and len(checkpoint.state.data["sha256"]) == 64
 
 
-def test_an_imported_dit_is_exact_and_samples_as_noise_on_the_vp_path(tmp_path, tiny_vae, command):
+def test_an_imported_dit_is_exact_and_samples_as_noise_on_the_vp_path(tmp_path, tiny_vae):
     weights, name = golden_weights("dit_model_sigma"), "DiT-tiny.pt"
     torch.save(weights, tmp_path / name)
     to, codec = tmp_path / "dit", f"--codec.path={tiny_vae}"
@@ -72,7 +71,7 @@ def test_an_imported_dit_is_exact_and_samples_as_noise_on_the_vp_path(tmp_path, 
     objective = checkpoint.config.objective
     assert (objective.interpolant, objective.prediction) == ("vp", "noise")
     options = ("--columns", 1, "--steps", 3, "--out", tmp_path / "dit.png")
-    command("sample/grid.py", "--checkpoint", to, *options)
+    run_here("sample/grid.py", "--checkpoint", to, *options)
     with pytest.raises(UserError, match="does not say whether it is SiT or DiT; give --kind"):
         (tmp_path / name).rename(tmp_path / "model.pt")
         main([str(tmp_path / "model.pt"), "--to", str(tmp_path / "x"), "--heads=4", codec])

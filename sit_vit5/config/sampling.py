@@ -114,8 +114,9 @@ class PathConfig(SamplerConfig):
     """Class names or numbers to draw; none given: the first four."""
     images: int = 1
     """Images per class."""
-    frames: int = 10
-    """Times shown, both ends included: columns of a PNG, frames of an animation."""
+    frames: int | None = None
+    """Times shown, both ends included: columns of a PNG, frames of an animation; None: 10, or as
+    many as the solver has states."""
     out: str | None = None
     """PNG, or animated .gif or .webp to write; None: samples/path_STEP.png in the run folder."""
 
@@ -160,6 +161,8 @@ class GenerateConfig(SamplerConfig):
     """Uniformly drawn labels (the ADM protocol), or label i modulo the number of classes."""
     classes: tuple[str, ...] = ()
     """Class names or numbers to draw from; none given: all."""
+    png: bool = False
+    """Also write every image as a PNG, in the folder `images` beside the archive."""
     out: str | None = None
     """Folder to write to; None: samples/STEP_N beside the checkpoints."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 import sys
 import time
-from contextlib import nullcontext
+from contextlib import ExitStack
 from pathlib import Path
 
 import numpy as np
@@ -15,14 +15,14 @@ from tqdm import tqdm
 from sit_vit5 import __version__
 from sit_vit5.checkpoint import open_checkpoint
 from sit_vit5.cli import to_dict
-from sit_vit5.config import GenerateConfig
-from sit_vit5.distributed import Processes
+from sit_vit5.config import ADAPTIVE_METHODS, GenerateConfig
+from sit_vit5.distributed import Processes, one_word
 from sit_vit5.files import file_hash, lock
 from sit_vit5.progress import progress_bar
 from sit_vit5.run_folder import SAMPLES, run_of, step_name
 from sit_vit5.sampling.generator import choose_labels, find_classes
 from sit_vit5.sampling.load import Loaded, load
-from sit_vit5.sampling.sample_set import ARCHIVE, SampleSet
+from sit_vit5.sampling.sample_set import ARCHIVE, SampleSet, write_pngs
 
 
 def generate(options: GenerateConfig, processes: Processes) -> Path:
@@ -34,6 +34,8 @@ def generate(options: GenerateConfig, processes: Processes) -> Path:
     if processes.is_main:
         if not made:
             print(f"complete already, made with the same settings: {folder}")
+        if options.png:
+            write_pngs(folder)
         print(folder / ARCHIVE)
     return folder / ARCHIVE
 
@@ -54,10 +56,11 @@ def complete_set(
         count=options.num_samples,
         shape=image_shape(loaded),
     )
-    with lock(folder, "sampling run") if processes.is_main else nullcontext():
-        if processes.is_main:
-            samples.prepare()
-        processes.wait()
+    with ExitStack() as held:
+        with one_word(processes):
+            if processes.is_main:
+                held.enter_context(lock(folder, "sampling run"))
+                samples.prepare()
         if not samples.partial.exists():
             bar.total -= options.num_samples
             return False
@@ -119,6 +122,8 @@ def _settings(options: GenerateConfig, loaded: Loaded, classes: list[int]) -> di
         "objective": to_dict(checkpoint.config.objective),
         "sampler": to_dict(loaded.generator.settings),
         "guidance_reference_sha256": _reference_hash(options),
+        # An adaptive method's steps are those of a whole batch.
+        "batch_size": options.batch_size if options.method in ADAPTIVE_METHODS else None,
         "num_samples": options.num_samples,
         "labels": options.labels,
         "classes": classes,

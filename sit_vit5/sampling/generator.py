@@ -18,8 +18,8 @@ from sit_vit5.models.denoiser import Denoiser, check_labels
 from sit_vit5.models.layers import set_attention
 from sit_vit5.sampling.field import Field, Network
 from sit_vit5.sampling.guidance import Guidance, guided
-from sit_vit5.sampling.ode import SOLVERS, Observer, adaptive, ignore, shifted_grid
-from sit_vit5.sampling.sde import LAST_STEPS, SDE_SOLVERS, Sde
+from sit_vit5.sampling.ode import SOLVERS, STAGES, Observer, adaptive, ignore, shifted_grid
+from sit_vit5.sampling.sde import LAST_STEPS, SDE_SOLVERS, SDE_STAGES, Sde
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,13 @@ class Settings:
             options["diffusion"] = self.sde.diffusion
             if self.sde.last_step != "none":
                 options["last_step_size"] = self.sde.last_step_size
-        return sampling_interval(flow.interpolant, flow.prediction, **options)
+        start, end = sampling_interval(flow.interpolant, flow.prediction, **options)
+        if end <= start:
+            raise UserError(
+                f"the solver would run from t {start:g} to {end:g}; use a smaller eps or "
+                "sde.last_step_size"
+            )
+        return start, end
 
     def times(self, flow: Flow) -> list[float]:
         """The grid of a fixed-step method, before an SDE's last step."""
@@ -130,7 +136,10 @@ class Generator:
             set_attention(model, self.settings.attention)
         networks = [Network(model, precision=self.settings.precision) for model in models]
         reference = networks[1] if self.reference is not None else None
-        predict = guided(networks[0], labels, self.settings.guidance, reference=reference)
+        stages = (STAGES | SDE_STAGES).get(self.settings.method, 1)
+        predict = guided(
+            networks[0], labels, self.settings.guidance, reference=reference, stages=stages
+        )
         return Field(predict, self.flow), networks
 
     def solve(

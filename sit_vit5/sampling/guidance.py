@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import count
 
 import torch
 from torch import Tensor
@@ -30,19 +31,23 @@ SCHEDULES: dict[str, Callable[[float], float]] = {
 @dataclass(frozen=True)
 class Guidance:
     """scale 1 is off; channels: guided ones from the first, None: all; interval: (low, high) in t;
-    schedule: how the scale changes over the interval."""
+    schedule: how the scale changes over the interval.
+
+    steps: instead of the interval, the first and last solver step guided, in all their stages.
+    """
 
     scale: float = 1.0
     channels: int | None = None
     interval: tuple[float, float] = (0.0, 1.0)
     schedule: str = "constant"
+    steps: tuple[int, int] | None = None
 
-    def scale_at(self, t: float) -> float:
-        """The scale at t: 1 outside the interval, whose ends belong to it."""
-        low, high = self.interval
-        if not low <= t <= high:
+    def scale_at(self, t: float, step: int = 0) -> float:
+        """The scale at t, in the solver step: 1 outside the interval, whose ends belong to it."""
+        (low, high), now = (self.interval, t) if self.steps is None else (self.steps, step)
+        if not low <= now <= high:
             return 1.0
-        place = (t - low) / (high - low) if high > low else 0.5
+        place = (now - low) / (high - low) if high > low else 0.5
         return 1 + (self.scale - 1) * SCHEDULES[self.schedule](place)
 
 
@@ -52,17 +57,20 @@ def guided(
     guidance: Guidance,
     *,
     reference: Network | None = None,
+    stages: int = 1,
 ) -> Predict:
     """The prediction for labels (B,) under guidance. reference: a worse network, or None for the
-    same one without a class."""
+    same one without a class; stages: evaluations per solver step, which count the steps."""
     null = (
         None
         if network.model.null_label is None
         else torch.full_like(labels, network.model.null_label)
     )
 
+    calls = count()
+
     def predict(x_t: Tensor, t: float) -> Tensor:
-        scale = guidance.scale_at(t)
+        scale = guidance.scale_at(t, next(calls) // stages)
         if scale == 1:
             return network(x_t, t, labels)
         if reference is None:
@@ -112,26 +120,27 @@ def time_of_noise_level(level: float, interpolant: str) -> float:
 
 
 def interval_in_time(
-    interval: tuple[float, float], unit: str, *, interpolant: str, times: list[float] | None
+    interval: tuple[float, float], unit: str, *, interpolant: str
 ) -> tuple[float, float]:
-    """(low, high) in our t of an interval in t, in noise levels sigma, or in step numbers.
-
-    Steps count from 0 at noise, both ends included, and are those of the solver's grid `times`
-    (None: it has none); a stage at the end of the last step is outside.
-    """
+    """(low, high) in our t of an interval in t or in noise levels sigma."""
     low, high = interval
     if unit == "sigma":
         high, low = (time_of_noise_level(level, interpolant) for level in interval)
-    if unit == "step":
-        if times is None:
-            raise UserError("guidance.interval_unit step needs a fixed-step method")
-        last = len(times) - 2
-        if not (0 <= low <= high <= last and low == int(low) and high == int(high)):
-            raise UserError(f"guidance.interval {low:g} {high:g} must be steps in 0..{last}")
-        low, high = times[int(low)], times[int(high)]
     if not 0 <= low <= high <= 1:
         raise UserError(
             f"guidance.interval {interval[0]:g} {interval[1]:g} ({unit}) is t {low:g} to {high:g}; "
             "it must rise within 0 to 1"
+        )
+    return low, high
+
+
+def interval_in_steps(interval: tuple[float, float], steps: int | None) -> tuple[int, int]:
+    """First and last of the solver's steps, counted from 0 at noise; steps None: it has no grid."""
+    if steps is None:
+        raise UserError("guidance.interval_unit step needs a fixed-step method")
+    low, high = map(int, interval)
+    if (low, high) != interval or not 0 <= low <= high < steps:
+        raise UserError(
+            f"guidance.interval {interval[0]:g} {interval[1]:g} must be steps in 0..{steps - 1}"
         )
     return low, high

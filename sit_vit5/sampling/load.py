@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from sit_vit5.checkpoint import Checkpoint, open_checkpoint
+from sit_vit5.cli import to_dict
 from sit_vit5.codecs import Codec, build_codec
 from sit_vit5.config import (
     ADAPTIVE_METHODS,
@@ -19,7 +20,12 @@ from sit_vit5.errors import UserError
 from sit_vit5.flow.predictions import Flow
 from sit_vit5.precision import set_tf32
 from sit_vit5.sampling.generator import Generator, Settings
-from sit_vit5.sampling.guidance import Guidance, guidance_scale_or_default, interval_in_time
+from sit_vit5.sampling.guidance import (
+    Guidance,
+    guidance_scale_or_default,
+    interval_in_steps,
+    interval_in_time,
+)
 
 STEPS, SDE_STEPS, ATOL, RTOL = 50, 250, 1e-6, 1e-3
 
@@ -101,9 +107,9 @@ def resolve(
         attention=options.attention,
         seed=options.seed,
     )
-    times = plain.times(flow) if fixed else None
+    plain.times(flow) if fixed else plain.interval(flow)  # refuses steps and ends that cannot be
     scale = _guidance_scale(options.guidance, objective, class_names, default_scale)
-    guidance = _guidance(options.guidance, scale, channels, flow, times)
+    guidance = _guidance(options.guidance, scale, channels, flow.interpolant, plain.steps)
     return replace(plain, guidance=guidance)
 
 
@@ -150,16 +156,20 @@ def _guidance_scale(
 
 
 def _guidance(
-    options: GuidanceConfig, scale: float, channels: int, flow: Flow, times: list[float] | None
+    options: GuidanceConfig, scale: float, channels: int, interpolant: str, steps: int | None
 ) -> Guidance:
+    if scale == 1:
+        for name, value in to_dict(options).items():
+            if name != "scale" and value != to_dict(GuidanceConfig())[name]:
+                raise UserError(f"guidance.{name} has no effect: give guidance.scale, such as 2")
+        return Guidance()
     if options.channels is not None and options.channels > channels:
         raise UserError(f"guidance.channels {options.channels} must be at most {channels}")
-    interval = interval_in_time(
-        options.interval, options.interval_unit, interpolant=flow.interpolant, times=times
-    )
-    if scale == 1:
-        return Guidance()
-    return Guidance(scale, options.channels, interval, options.schedule)
+    guidance = Guidance(scale, options.channels, schedule=options.schedule)
+    if options.interval_unit == "step":
+        return replace(guidance, steps=interval_in_steps(options.interval, steps))
+    interval = interval_in_time(options.interval, options.interval_unit, interpolant=interpolant)
+    return replace(guidance, interval=interval)
 
 
 def open_codec(checkpoint: Checkpoint, path: str | None) -> Codec:

@@ -13,6 +13,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
+from sit_vit5.errors import UserError
 from sit_vit5.flow.times import shift_times
 
 # (x_t, t) -> dx_t / dt
@@ -109,15 +110,13 @@ def adaptive(
             observe(x, t.item())
 
     slope.callback_accept_step = accepted
-    solution = odeint(
-        slope,
-        x_t,
-        times,
-        method=method,
-        atol=atol,
-        rtol=rtol,
-        options={"step_t": times[1:], "dtype": torch.float64},
-    )
+    options = {"step_t": times[1:], "dtype": torch.float64}
+    try:
+        solution = odeint(slope, x_t, times, method=method, atol=atol, rtol=rtol, options=options)
+    except AssertionError as error:  # its word for a step that has shrunk to nothing
+        raise UserError(
+            f"{method} cannot reach atol {atol:g}, rtol {rtol:g} in fp32 ({error}); use larger ones"
+        ) from None
     observe(solution[-1], interval[1])
     return solution[-1]
 
@@ -153,3 +152,6 @@ SOLVERS = {
     "rk4": partial(runge_kutta, tableau=RK4),
     "ab2": adams_bashforth,
 }
+
+# Evaluations per step.
+STAGES = {"euler": 1, "midpoint": 2, "heun": 2, "heun3": 3, "rk4": 4, "ab2": 1}

@@ -15,6 +15,8 @@ from sit_vit5.sampling.generator import Generator
 from sit_vit5.sampling.grid import draw_grid
 from sit_vit5.sampling.pictures import decimals
 
+DEFAULT_FRAMES = 10
+
 
 @dataclass(frozen=True)
 class Moment:
@@ -27,20 +29,22 @@ class Moment:
 
 @torch.inference_mode()
 def denoising_path(
-    generator: Generator, indices: Sequence[int], labels: Sequence[int], *, frames: int
+    generator: Generator, indices: Sequence[int], labels: Sequence[int], *, frames: int | None
 ) -> list[Moment]:
-    """`frames` states of the solver, evenly by its steps, from the noise to the images.
+    """`frames` states of the solver, evenly by its steps, from the noise to the images; None: ten,
+    or all of fewer.
 
     The expected data cost an evaluation each. The last moment is the image, and so is its data.
     """
     steps = generator.settings.steps
-    if steps is not None:  # an adaptive method's are known afterwards
+    if steps is not None and frames is not None:  # an adaptive method's are known afterwards
         _check_frames(frames, steps + 1, "more steps")
     device = next(generator.model.parameters()).device
     field, _ = generator.field(torch.tensor(labels, device=device))
     seen: list[tuple[float, Tensor]] = []
     noise = generator.noise("sample", indices).to(device)
     generator.solve(field, noise, indices, observe=lambda x_t, t: seen.append((t, x_t)))
+    frames = min(DEFAULT_FRAMES, len(seen)) if frames is None else frames
     _check_frames(frames, len(seen), "smaller tolerances")
     *chosen, (end, latents) = (seen[round(i)] for i in np.linspace(0, len(seen) - 1, frames))
     path = [

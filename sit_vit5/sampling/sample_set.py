@@ -16,9 +16,11 @@ from pathlib import Path
 
 import numpy as np
 from numpy.lib.format import open_memmap
+from PIL import Image
 
 from sit_vit5.errors import UserError
 from sit_vit5.files import file_hash, sync, write_json
+from sit_vit5.progress import progress_bar
 
 MANIFEST = "samples.json"
 ARCHIVE = "samples.npz"
@@ -212,3 +214,20 @@ def _pack(images: Path, archive: Path) -> None:
         ) from None
     os.replace(partial, archive)
     sync(archive.parent)
+
+
+def write_pngs(folder: Path) -> None:
+    """The images of a complete set as `images/000000.png` and so on; those there are kept."""
+    pixels = np.load(folder / ARCHIVE)["arr_0"]  # (N, H, W, C)
+    place = folder / "images"
+    place.mkdir(exist_ok=True)
+    with progress_bar(len(pixels), unit="PNG") as bar:
+        for number, image in enumerate(pixels):
+            path = place / f"{number:06d}.png"
+            if not path.exists():
+                partial = path.with_suffix(".partial")  # a kill must not leave half a picture
+                Image.fromarray(image.squeeze(-1) if image.shape[-1] == 1 else image).save(
+                    partial, format="png"
+                )
+                os.replace(partial, path)
+            bar.update()

@@ -105,4 +105,6 @@ def tweedie_step(sde: Sde, x_t: Tensor, t: float, step: float) -> Tensor:
 
 
 SDE_SOLVERS = {"euler_maruyama": euler_maruyama, "stochastic_heun": stochastic_heun}
+# Evaluations per step.
+SDE_STAGES = {"euler_maruyama": 1, "stochastic_heun": 2}
 LAST_STEPS = {"mean": mean_step, "euler": euler_step, "tweedie": tweedie_step}

@@ -21,6 +21,7 @@ from sit_vit5.codecs.identity import IdentityCodec
 from sit_vit5.config import CheckpointConfig, CodecConfig
 from sit_vit5.errors import UserError
 from sit_vit5.models.denoiser import Denoiser
+from sit_vit5.plan.__main__ import main as run_plan
 from sit_vit5.plan.devices import DEVICES
 from sit_vit5.plan.encoding import encoding
 from sit_vit5.plan.estimate import checkpoint_bytes, checkpoints_on_disk, make_plan
@@ -355,7 +356,8 @@ def test_a_wrong_plan_is_refused(argv, message):
         make_plan(planned(*argv))
 
 
-def test_the_command_answers_on_both_configurations():
+def test_the_command_answers_on_both_configurations(monkeypatch, capsys):
+    monkeypatch.chdir(ROOT)
     shown = command("--config", IMAGENET, "--gpus", "8", "--device", "h200").stdout
     for words in (
         "ViT5-XL/2, latents 4 x 32 x 32, 1000 classes, bf16, on 8 x h200",
@@ -366,7 +368,8 @@ def test_the_command_answers_on_both_configurations():
         "encoding: ",
     ):
         assert words in shown
-    shown = command("--config", "configs/digits.yaml", "--gpus", "1").stdout
+    run_plan(["--config", "configs/digits.yaml", "--gpus", "1"])
+    shown = capsys.readouterr().out
     assert "10 classes, fp32, on 1 x h200" in shown and "memory per GPU in MB" in shown
     assert "encoding" not in shown
 

@@ -17,6 +17,8 @@ from sit_vit5.flow.predictions import Flow
 from sit_vit5.sampling.generator import Generator, Settings, choose_labels, find_classes
 from sit_vit5.sampling.grid import GAP, TILE, draw_grid, sample_grid
 from sit_vit5.sampling.guidance import Guidance
+from sit_vit5.sampling.ode import STAGES
+from sit_vit5.sampling.sde import SDE_STAGES
 
 
 def generator(num_classes: int = 3, reference=None, flow: Flow | None = None, **changes):
@@ -61,6 +63,36 @@ def test_outside_the_interval_the_reference_is_not_asked():
     guidance = Guidance(3.0, interval=(0.25, 0.5))
     images = generator(method="euler", steps=8, guidance=guidance)([0], [0])
     assert (images.evaluations, images.passes) == (8, 8 + 3)  # t = 0.25, 0.375, 0.5
+
+
+@pytest.mark.parametrize("method", ["euler", "midpoint", "heun", "heun3", "rk4", "ab2"])
+def test_a_guided_step_is_guided_in_all_its_stages_and_no_other_is(method):
+    stages = STAGES[method]
+    for first, last in ((3, 3), (0, 9), (7, 9)):
+        guidance = Guidance(3.0, steps=(first, last))
+        images = generator(method=method, steps=10, guidance=guidance)([0], [0])
+        assert images.passes - images.evaluations == stages * (last - first + 1)
+    always = generator(method=method, steps=10, guidance=Guidance(3.0))([0], [0])
+    every = generator(method=method, steps=10, guidance=Guidance(3.0, steps=(0, 9)))([0], [0])
+    assert (always.pixels == every.pixels).all()
+
+
+def test_an_sdes_last_step_is_one_of_its_guided_steps():
+    for method, stages in SDE_STAGES.items():
+        guidance = Guidance(3.0, steps=(9, 9))
+        made = generator(method=method, steps=10, sde=SdeConfig(), guidance=guidance)
+        images = made([0], [0])
+        assert images.evaluations == 9 * stages + 1 and images.passes == images.evaluations + 1
+
+
+def test_ends_that_cross_and_tolerances_out_of_reach_are_refused():
+    with pytest.raises(UserError, match="would run from t 0.45 to 0.4; use a smaller eps or"):
+        generator(
+            flow=Flow("linear", "noise"), method="euler_maruyama", steps=5, eps=0.45,
+            sde=SdeConfig(last_step_size=0.6),
+        )([0], [0])  # fmt: skip
+    with pytest.raises(UserError, match="dopri5 cannot reach atol 1e-30"):
+        generator(method="dopri5", steps=None, atol=1e-30, rtol=1e-30)([0], [0])
 
 
 def test_autoguidance_asks_the_worse_network_and_changes_the_image():

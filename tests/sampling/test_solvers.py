@@ -19,6 +19,7 @@ from sit_vit5.sampling.guidance import (
     Guidance,
     guidance_scale_or_default,
     guided,
+    interval_in_steps,
     interval_in_time,
     time_of_noise_level,
 )
@@ -64,11 +65,11 @@ def test_adaptive_methods_keep_their_tolerance_inside_the_interval(method):
         return cosine(x, t)
 
     x = torch.ones(1, dtype=torch.float64)
-    end = adaptive(field, x, (0.0, 1.0), method=method, atol=1e-8, rtol=1e-8)
-    assert end.item() == pytest.approx(EXACT, abs=1e-5)
+    end = adaptive(field, x, (0.0, 1.0), method=method, atol=1e-7, rtol=1e-7)
+    assert end.item() == pytest.approx(EXACT, abs=5e-5)
     assert 0 <= min(asked) and max(asked) <= 1
-    back = adaptive(field, end, (1.0, 0.0), method=method, atol=1e-8, rtol=1e-8)
-    assert back.item() == pytest.approx(1, abs=1e-5)
+    back = adaptive(field, end, (1.0, 0.0), method=method, atol=1e-7, rtol=1e-7)
+    assert back.item() == pytest.approx(1, abs=5e-5)
 
 
 def test_grids_have_their_steps_and_end_exactly():
@@ -113,13 +114,13 @@ def test_an_sde_ends_with_the_moments_of_the_gaussian(method, diffusion):
         )
         # sbdm is infinite at noise on two paths: it starts 0.05 away here, for so few steps.
         start = max(interval[0], 0.05) if diffusion == "sbdm" else interval[0]
-        x = Gauss(interpolant).sample(torch.full((20_000,), start), generator).double()
+        x = Gauss(interpolant).sample(torch.full((6_000,), start), generator).double()
         noise = lambda step: torch.randn(x.shape, generator=generator)  # noqa: B023, E731
-        x = SDE_SOLVERS[method](sde, x, uniform_grid(200, (start, 0.96)), noise)
+        x = SDE_SOLVERS[method](sde, x, uniform_grid(100, (start, 0.96)), noise)
         t = torch.tensor([0.96], dtype=torch.float64)
         gauss = Gauss(interpolant)
-        assert x.mean().item() == pytest.approx(gauss.mean(t).item(), abs=0.015)
-        assert x.var().item() == pytest.approx(gauss.variance(t).item(), rel=0.04)
+        assert x.mean().item() == pytest.approx(gauss.mean(t).item(), abs=0.03)
+        assert x.var().item() == pytest.approx(gauss.variance(t).item(), rel=0.08)
 
 
 def test_diffusion_coefficients_are_sits_and_scale_with_their_norm():
@@ -218,21 +219,19 @@ def test_noise_levels_become_the_times_that_have_them(interpolant):
         level = float(path.sigma_t / path.alpha_t)
         assert time_of_noise_level(level, interpolant) == pytest.approx(t, abs=1e-9)
     assert time_of_noise_level(1.0, "linear") == pytest.approx(0.5)
-    low, high = interval_in_time((0.25, 3.0), "sigma", interpolant="linear", times=None)
+    low, high = interval_in_time((0.25, 3.0), "sigma", interpolant="linear")
     assert (low, high) == pytest.approx((0.25, 0.8))
 
 
-def test_step_numbers_become_the_times_of_their_grid():
-    times = uniform_grid(10)
-    steps = interval_in_time((2, 5), "step", interpolant="linear", times=times)
-    assert steps == (times[2], times[5])
-    for interval, grid, message in (
-        ((2, 10), times, r"steps in 0..9"),
-        ((0.5, 3), times, r"steps in 0..9"),
+def test_step_numbers_are_whole_and_of_the_grid():
+    assert interval_in_steps((2, 5), 10) == (2, 5)
+    for interval, steps, message in (
+        ((2, 10), 10, r"steps in 0..9"),
+        ((0.5, 3), 10, r"steps in 0..9"),
         ((0, 1), None, "needs a fixed-step method"),
     ):
         with pytest.raises(UserError, match=message):
-            interval_in_time(interval, "step", interpolant="linear", times=grid)
+            interval_in_steps(interval, steps)
 
 
 def test_the_divergence_of_a_linear_field_is_its_trace():
