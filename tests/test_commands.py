@@ -73,7 +73,7 @@ def test_help_lists_every_option_and_imports_no_torch(script):
         "train_sit.py": ["--resume", "--backbone.recipe.layer-scale", "--optimizer.lr FLOAT"],
         "sample/grid.py": ["--checkpoint", "--columns"],
         "sample/generate.py": ["--num-samples", "--labels {random,balanced}"],
-        "sample/path.py": ["--checkpoint", "--frames INT", "--sde.last-step"],
+        "sample/path.py": ["--checkpoint", "--frames {None}|INT", "--sde.last-step"],
         "sample/interpolate.py": ["--seeds", "--to-class"],
         "evaluate/metrics.py": ["--reference", "--inception-weights"],
         "evaluate/attention.py": ["--checkpoint", "--interpolation {nearest,bilinear}"],
@@ -380,7 +380,7 @@ def test_interpolate_writes_an_animation_and_refuses_what_has_no_effect(trained,
 
 def test_path_refuses_more_than_the_sampler_or_a_batch_can_show(trained):
     for argv, message in (
-        (["--steps", 3], "frames 10 must be at most 4"),
+        (["--steps", 3, "--frames", 10], "frames 10 must be at most 4"),
         (["--images", 17], "68 images must be at most batch_size 64"),
         (["--classes", "x"], "class 'x' is no class name"),
     ):

@@ -256,7 +256,10 @@ WRONG = [
     (dict(class_labels=1, batch_size=0), "batch_size 0 must be at least 1"),
     (dict(class_labels=1, guidance_interval=(1, 0)), "guidance.interval 1 0 is upside down"),
     (dict(class_labels=1, guidance_schedule="sine"), "guidance.schedule 'sine'; nearest: cosine"),
-    (dict(class_labels=1, guidance_channels=2), "guidance.channels 2 must be at most 1"),
+    (
+        dict(class_labels=1, guidance_scale=2.0, guidance_channels=2),
+        "guidance.channels 2 must be at most 1",
+    ),
     (dict(class_labels=1, latents=torch.ones(1, 1, 4, 4)), "must have the shape (1, 1, 4, 6)"),
     (dict(class_labels=1, seed=0, generator=torch.Generator()), "give seed or generator, not"),
     (dict(class_labels=1, generator=[torch.Generator()]), "must be one torch.Generator"),
