@@ -127,6 +127,23 @@ def test_generate_writes_pngs_of_what_is_in_the_archive(trained, tmp_path):
         assert (np.asarray(Image.open(file)) == image.squeeze(-1)).all()
 
 
+def test_generate_takes_given_labels_from_a_file(trained, tmp_path):
+    options = ["--checkpoint", trained, "--num-samples", 5, "--steps", 1, "--batch-size", 2]
+    (tmp_path / "labels.txt").write_text("3\n1\n4\n1\n5\n")
+    given = ("--labels-file", tmp_path / "labels.txt")
+    run_here("sample/generate.py", *options, *given, "--out", tmp_path / "s")
+    manifest = json.loads((tmp_path / "s" / "samples.json").read_text())
+    assert manifest["labels"] == [3, 1, 4, 1, 5] and manifest["settings"]["labels"] == "given"
+    base = ["--checkpoint", trained, "--out", tmp_path / "x", "--labels-file"]
+    for argv, message in (
+        ([tmp_path / "labels.txt", "--num-samples", 6], "holds 5 labels for num_samples 6"),
+        ([tmp_path / "labels.txt", "--labels", "balanced"], "stands for labels and classes"),
+        ([tmp_path / "absent"], "cannot be read"),
+    ):
+        with pytest.raises(UserError, match=message):
+            run_here("sample/generate.py", *base, *argv)
+
+
 def test_guidance_options_without_a_scale_are_refused(trained, tmp_path):
     for argv in (["--guidance.interval", 0.3, 1], ["--guidance.schedule", "linear"]):
         with pytest.raises(UserError, match="has no effect: give guidance.scale, such as 2"):

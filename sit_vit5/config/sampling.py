@@ -161,10 +161,17 @@ class GenerateConfig(SamplerConfig):
     """Uniformly drawn labels (the ADM protocol), or label i modulo the number of classes."""
     classes: tuple[str, ...] = ()
     """Class names or numbers to draw from; none given: all."""
+    labels_file: str | None = None
+    """File with one class name or number per image, instead of labels and classes."""
     png: bool = False
     """Also write every image as a PNG, in the folder `images` beside the archive."""
     out: str | None = None
     """Folder to write to; None: samples/STEP_N beside the checkpoints."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.labels_file is not None and (self.classes or self.labels != "random"):
+            raise UserError("labels_file stands for labels and classes; drop these")
 
 
 def check_sampler(config: SamplerConfig) -> None:

@@ -17,6 +17,7 @@ from sit_vit5.checkpoint import open_checkpoint
 from sit_vit5.cli import to_dict
 from sit_vit5.config import ADAPTIVE_METHODS, GenerateConfig
 from sit_vit5.distributed import Processes, one_word
+from sit_vit5.errors import UserError
 from sit_vit5.files import file_hash, lock
 from sit_vit5.progress import progress_bar
 from sit_vit5.run_folder import SAMPLES, run_of, step_name
@@ -49,7 +50,7 @@ def complete_set(
     gives the same bits whatever was made before, and whichever process makes it. bar: counts the
     images of all processes; those that are there already are taken off its total.
     """
-    classes = find_classes(options.classes, loaded.class_names)
+    classes = _classes(options, loaded.class_names)
     samples = SampleSet(
         folder,
         _settings(options, loaded, classes),
@@ -107,7 +108,26 @@ def _fill(
 
 
 def _labels(indices: range, options: GenerateConfig, classes: list[int]) -> list[int]:
-    return choose_labels(indices, classes=classes, mode=options.labels, seed=options.seed)
+    # Given labels are a cycle of their own: image i has the i-th.
+    mode = options.labels if options.labels_file is None else "balanced"
+    return choose_labels(indices, classes=classes, mode=mode, seed=options.seed)
+
+
+def _classes(options: GenerateConfig, class_names: tuple[str, ...]) -> list[int]:
+    """The labels to choose from, or those of a file, one per image."""
+    if options.labels_file is None:
+        return find_classes(options.classes, class_names)
+    try:
+        lines = Path(options.labels_file).read_text(encoding="utf-8-sig").split("\n")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"labels_file {options.labels_file} cannot be read: {error}") from None
+    wanted = [line.strip() for line in lines if line.strip()]
+    if len(wanted) != options.num_samples:
+        raise UserError(
+            f"labels_file {options.labels_file} holds {len(wanted)} labels for num_samples "
+            f"{options.num_samples}"
+        )
+    return find_classes(wanted, class_names)
 
 
 def _settings(options: GenerateConfig, loaded: Loaded, classes: list[int]) -> dict:
@@ -125,7 +145,7 @@ def _settings(options: GenerateConfig, loaded: Loaded, classes: list[int]) -> di
         # An adaptive method's steps are those of a whole batch.
         "batch_size": options.batch_size if options.method in ADAPTIVE_METHODS else None,
         "num_samples": options.num_samples,
-        "labels": options.labels,
+        "labels": options.labels if options.labels_file is None else "given",
         "classes": classes,
         "codec": loaded.generator.codec.identity,
         "image_shape": list(image_shape(loaded)),
