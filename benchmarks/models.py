@@ -87,18 +87,21 @@ def diffusers_dit(name: str, options: argparse.Namespace) -> nn.Module:
 
 
 def against_timm(options: argparse.Namespace) -> None:
-    """ViT5Classifier-B/16 against timm's nearest model, both at 256 pixels."""
+    """ViT5Classifier-B/16 against timm's nearest model at 256 pixels, as it is and with the parts
+    of ViT-5 that it lacks: QK-norm and four registers."""
     import timm
 
     ours = ViT5Classifier(presets.backbone("ViT5-B/16"), image_size=(256, 256))
     ours = ours.to(options.device).eval()
-    peer = timm.create_model("vit_base_patch16_rope_reg1_gap_256").to(options.device).eval()
-    if options.compile:
-        for block in [*ours.blocks, *peer.blocks]:
-            block.compile(dynamic=False)
     images = torch.randn(options.batch, 3, 256, 256, device=options.device)
-    title = f"ViT-5-B/16 batch {options.batch}, ours and timm rope_reg1_gap"
-    pair(title, partial(ours, images), partial(peer, images), ours, options)
+    for what, parts in (("", {}), (", QK-norm, 4 registers", dict(qk_norm=True, num_reg_tokens=4))):
+        peer = timm.create_model("vit_base_patch16_rope_reg1_gap_256", **parts)
+        peer = peer.to(options.device).eval()
+        if options.compile:
+            for block in [*ours.blocks, *peer.blocks]:
+                block.compile(dynamic=False)
+        title = f"ViT-5-B/16 batch {options.batch}, ours and timm rope_reg1_gap{what}"
+        pair(title, partial(ours, images), partial(peer, images), ours, options)
 
 
 def against_sit(options: argparse.Namespace) -> None:
