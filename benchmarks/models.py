@@ -94,11 +94,12 @@ def against_timm(options: argparse.Namespace) -> None:
     ours = ViT5Classifier(presets.backbone("ViT5-B/16"), image_size=(256, 256))
     ours = ours.to(options.device).eval()
     images = torch.randn(options.batch, 3, 256, 256, device=options.device)
-    for what, parts in (("", {}), (", QK-norm, 4 registers", dict(qk_norm=True, num_reg_tokens=4))):
+    like_vit5 = {"qk_norm": True, "num_reg_tokens": 4}
+    for what, parts in (("", {}), (", QK-norm, 4 registers", like_vit5)):
         peer = timm.create_model("vit_base_patch16_rope_reg1_gap_256", **parts)
         peer = peer.to(options.device).eval()
         if options.compile:
-            for block in [*ours.blocks, *peer.blocks]:
+            for block in [*([] if parts else ours.blocks), *peer.blocks]:
                 block.compile(dynamic=False)
         title = f"ViT-5-B/16 batch {options.batch}, ours and timm rope_reg1_gap{what}"
         pair(title, partial(ours, images), partial(peer, images), ours, options)
