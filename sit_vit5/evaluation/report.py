@@ -34,8 +34,19 @@ def report(result: dict) -> str:
     lines = [f"{row[0]:<{widths[0]}}  {row[1]:>{widths[1]}}  {row[2]}" for row in rows]
     sampler = ((result["manifest"] or {}).get("settings") or {}).get("sampler")
     if sampler:
-        lines.append("sampler: " + ", ".join(f"{key} {value}" for key, value in sampler.items()))
+        lines.append("sampler: " + ", ".join(_said(sampler)))
     return "\n".join(lines + [f"note: {note}" for note in result["notes"]])
+
+
+def _said(settings: dict, prefix: str = "") -> list[str]:
+    """`name value` of all settings that are set, those of groups as `guidance.scale 1.5`."""
+    said = []
+    for key, value in settings.items():
+        if isinstance(value, dict):
+            said += _said(value, f"{prefix}{key}.")
+        elif value is not None:
+            said.append(f"{prefix}{key} {value}")
+    return said
 
 
 def json_path(options: MetricsConfig) -> Path:
