@@ -15,10 +15,12 @@ from typing import TYPE_CHECKING
 from sit_vit5.cli import parse, run
 from sit_vit5.config import ConvertConfig, ObjectiveConfig, TrainConfig
 from sit_vit5.errors import UserError
-from sit_vit5.files import check_output, file_hash
+from sit_vit5.files import check_new_folder, file_hash
 from sit_vit5.presets import model_name
 
 if TYPE_CHECKING:
+    from sit_vit5.codecs import Codec
+    from sit_vit5.models.denoiser import Denoiser
     from sit_vit5.models.official import OfficialFile
 
 # Decay of the averages that DiT and SiT release.
@@ -33,9 +35,7 @@ def main(argv: list[str]) -> None:
     """Parse, read, write; the last line is the folder's path."""
     options = parse(ConvertConfig, argv)
     target = Path(options.to)
-    if target.exists():  # before minutes of reading
-        raise UserError(f"--to {target} exists; choose another folder or remove it")
-    check_output(target)
+    check_new_folder(target)
 
     from sit_vit5.models.official import read_official
 
@@ -87,12 +87,7 @@ def convert_denoiser(official: OfficialFile, options: ConvertConfig, target: Pat
         )
     raw = None if official.raw is None else build(official.raw).state_dict()
     codec = build_codec(options.codec.name, options.codec.path)
-    sides = [side * codec.factor for side in model.input_size]
-    if model.in_channels not in {codec.latent_shape((c, *sides))[0] for c in (1, 3)}:
-        raise UserError(
-            f"the weights are for latents of {model.in_channels} channels, the codec "
-            f"{options.codec.name} gives others; choose one with --codec.name or --codec.path"
-        )
+    check_codec(codec, options.codec.name, model)
     state = State(
         step=options.step,
         images_seen=0,
@@ -117,6 +112,16 @@ def convert_denoiser(official: OfficialFile, options: ConvertConfig, target: Pat
     )
     averages = {OFFICIAL_DECAY: model.state_dict()}
     import_checkpoint(target, state, config, averages=averages, model=raw)
+
+
+def check_codec(codec: Codec, name: str, model: Denoiser) -> None:
+    """Refuses a codec whose latents of grey or colour images have other channels."""
+    sides = [side * codec.factor for side in model.input_size]
+    if model.in_channels not in {codec.latent_shape((c, *sides))[0] for c in (1, 3)}:
+        raise UserError(
+            f"the weights are for latents of {model.in_channels} channels, the codec {name} gives "
+            "others; choose one with --codec.name or --codec.path"
+        )
 
 
 def is_dit(options: ConvertConfig) -> bool:

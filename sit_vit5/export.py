@@ -15,8 +15,7 @@ import yaml
 from sit_vit5 import __version__
 from sit_vit5.cli import parse, run
 from sit_vit5.config import ExportConfig
-from sit_vit5.errors import UserError
-from sit_vit5.files import check_output, new_folder, sync, write_text
+from sit_vit5.files import check_new_folder, new_folder, sync, write_text
 from sit_vit5.presets import model_name
 
 if TYPE_CHECKING:
@@ -34,9 +33,7 @@ def main(argv: list[str]) -> None:
     """Parse, open, write; the last line is the folder's path."""
     options = parse(ExportConfig, argv)
     target = Path(options.to)
-    if target.exists():  # before seconds of loading
-        raise UserError(f"--to {target} exists; choose another folder or remove it")
-    check_output(target)
+    check_new_folder(target)
 
     from sit_vit5.checkpoint import open_checkpoint
 

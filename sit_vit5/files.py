@@ -59,11 +59,17 @@ def check_output(path: Path) -> None:
         raise UserError(f"cannot write {path}: it is a folder, or its folder is read-only")
 
 
+def check_new_folder(target: Path) -> None:
+    """Refuses a target that exists or cannot be written, before minutes of reading."""
+    if target.exists():
+        raise UserError(f"{target} exists; choose another folder or remove it")
+    check_output(target)
+
+
 @contextmanager
 def new_folder(target: Path) -> Iterator[Path]:
     """A name to make a folder under; renamed to `target` if the block ends well, else removed."""
-    if target.exists():
-        raise UserError(f"{target} exists; choose another folder or remove it")
+    check_new_folder(target)
     # A name that no user's folder has: one left by a kill is removed.
     partial = target.with_name(f".{target.name}.sit_vit5_partial")
     shutil.rmtree(partial, ignore_errors=True)
