@@ -8,18 +8,19 @@ def main(argv: list[str]) -> int:
     config, checkpoint = parse_train(argv)
 
     from sit_vit5.checkpoint import open_checkpoint
-    from sit_vit5.codecs import build_codec
     from sit_vit5.data import build_source
-    from sit_vit5.sampling.preview import GridPreview
+    from sit_vit5.sampling.preview import GridPreview, preview_codec
+    from sit_vit5.training.run import open_codec
     from sit_vit5.training.trainer import Trainer
 
     source = build_source(config.data)
-    codec = build_codec(config.codec.name, config.codec.path)
+    codec = open_codec(config.codec, source)
+    decoder = preview_codec(config, codec)
     trainer = Trainer(
         config,
         source,
         codec,
-        preview=GridPreview(config, codec, source.class_names),
+        preview=decoder and GridPreview(config, decoder, source.class_names),
         resume=open_checkpoint(checkpoint) if checkpoint else None,
     )
     return trainer.run()

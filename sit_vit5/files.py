@@ -66,6 +66,20 @@ def check_new_folder(target: Path) -> None:
     check_output(target)
 
 
+def check_space(folder: Path, need: int, what: str, *, use: str) -> int:
+    """Refuses a disk with less than `need` free bytes; returns how many are free.
+
+    folder: may not exist yet; use: what the user can do.
+    """
+    existing = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+    free = shutil.disk_usage(existing).free
+    if free < need:
+        raise UserError(
+            f"{what} need {need / 1e9:.1f} GB, {existing} has {free / 1e9:.1f} GB free; {use}"
+        )
+    return free
+
+
 @contextmanager
 def new_folder(target: Path) -> Iterator[Path]:
     """A name to make a folder under; renamed to `target` if the block ends well, else removed."""
@@ -95,3 +109,27 @@ def lock(folder: Path, what: str) -> Iterator[None]:
         yield
     finally:
         held.release()
+
+
+def check_same(folder: Path, before: dict, now: dict, *, what: str) -> None:
+    """Refuses to go on in a folder that holds what other settings made; names their changes."""
+    before, now = _flat(before), _flat(now)
+    changed = [
+        f"{key}: {before.get(key)} -> {now.get(key)}"
+        for key in sorted(before.keys() | now.keys())
+        if before.get(key) != now.get(key)
+    ]
+    if changed:
+        raise UserError(
+            f"{folder} holds {what} with other settings ({'; '.join(changed)}); choose another "
+            "--out"
+        )
+
+
+def _flat(settings: dict, prefix: str = "") -> dict:
+    """Nested settings as one level: `sampler.steps`."""
+    flat = {}
+    for key, value in settings.items():
+        nested = isinstance(value, dict)
+        flat |= _flat(value, f"{prefix}{key}.") if nested else {prefix + key: value}
+    return flat

@@ -18,12 +18,15 @@ from sit_vit5.errors import choose
 class Codec(Protocol):
     """Images are fp32 (B, C, H, W) in [-1, 1]; latents fp32 (B, c, h, w) near unit scale.
 
-    draws_noise: `encode` wants standard normal noise of the latents' shape (else None will do).
+    draws_noise: `encode` and `latents` want standard normal noise of the latents' shape (else None
+    will do), and `moments` gives means and log-variances, (B, 2c, h, w) instead of (B, c, h, w).
+    identity: what tells it from another codec, compared. origin: where its weights came from.
     """
 
     factor: int
     draws_noise: bool
     identity: dict
+    origin: dict
 
     def latent_shape(self, image_shape: tuple[int, int, int]) -> tuple[int, int, int]: ...
 
@@ -31,19 +34,34 @@ class Codec(Protocol):
 
     def encode(self, images: Tensor, noise: Tensor | None) -> Tensor: ...
 
+    def moments(self, images: Tensor) -> Tensor:
+        """What a latent cache holds: raw, before the draw and the normalisation."""
+        ...
+
+    def latents(self, moments: Tensor, noise: Tensor | None) -> Tensor:
+        """The second half of `encode`."""
+        ...
+
     def decode(self, latents: Tensor) -> Tensor: ...
 
 
-CODECS: dict[str, Callable[[str | None], Codec]] = {
-    "identity": IdentityCodec,
-    "sd-vae-ema": lambda path: AutoencoderKLCodec.load(path or "stabilityai/sd-vae-ft-ema"),
-    "sd-vae-mse": lambda path: AutoencoderKLCodec.load(path or "stabilityai/sd-vae-ft-mse"),
+# By name: the codec from a path (None: its own hub id), from this machine alone if asked.
+CODECS: dict[str, Callable[[str | None, bool], Codec]] = {
+    "identity": lambda path, local: IdentityCodec(path),
+    "sd-vae-ema": lambda path, local: AutoencoderKLCodec.load(
+        path or "stabilityai/sd-vae-ft-ema", local_only=local
+    ),
+    "sd-vae-mse": lambda path, local: AutoencoderKLCodec.load(
+        path or "stabilityai/sd-vae-ft-mse", local_only=local
+    ),
 }
+# Tiny decoders of the same latents.
+TINY: dict[str, str] = {}
 
 
-def build_codec(name: str, path: str | None = None) -> Codec:
+def build_codec(name: str, path: str | None = None, *, local_only: bool = False) -> Codec:
     """The codec called `name`; path: local folder or hub id instead of the name's own."""
-    return choose("codec", name, CODECS)(path)
+    return choose("codec", name, CODECS)(path, local_only)
 
 
 def to_uint8(images: Tensor) -> Tensor:

@@ -13,6 +13,7 @@ class IdentityCodec:
     factor = 1
     draws_noise = False
     identity = {"name": "identity"}  # noqa: RUF012 (constant)
+    origin = {}  # noqa: RUF012 (constant)
 
     def __init__(self, path: str | None = None):
         if path is not None:
@@ -28,6 +29,13 @@ class IdentityCodec:
     def encode(self, images: Tensor, noise: Tensor | None = None) -> Tensor:
         del noise
         return images
+
+    def moments(self, images: Tensor) -> Tensor:
+        return images
+
+    def latents(self, moments: Tensor, noise: Tensor | None = None) -> Tensor:
+        del noise
+        return moments
 
     def decode(self, latents: Tensor) -> Tensor:
         return latents

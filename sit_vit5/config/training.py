@@ -16,9 +16,9 @@ class DataConfig:
     """What is learned from."""
 
     source: str | None = None
-    """Built-in data set (digits), or folder; a path alone means folder."""
+    """digits (built in), folder (of images) or latents (a cache); None: what lies at the path."""
     path: str | None = None
-    """Folder of images, one sub-folder per class."""
+    """Folder of images, one sub-folder per class; or a latent cache."""
     image_size: int = 256
     """Side of the training images in pixels (ADM centre crop)."""
     unconditional: bool = False
@@ -118,6 +118,9 @@ class PreviewConfig:
     """Sampler steps."""
     guidance_scale: float | None = None
     """Classifier-free guidance of the grids; 1 is off; None: 2, or 1 without a null label."""
+    decoder: str | None = None
+    """Local folder or hub id of an AutoencoderTiny that decodes the grids of cached latents; None:
+    the codec, or taesd, if it is on this machine, else no grids."""
 
 
 @dataclass(frozen=True)

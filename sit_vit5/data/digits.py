@@ -39,6 +39,9 @@ class Digits:
     def __len__(self) -> int:
         return len(self.labels)
 
+    def describe(self, index: int) -> str:
+        return f"digit {index} of {self.identity['source']}"
+
     def load(self, index: int, *, mirror: bool = False) -> tuple[np.ndarray, int]:
         image = self.images[index]
         return image[:, ::-1] if mirror else image, int(self.labels[index])

@@ -21,9 +21,7 @@ class ImageFolder:
 
     kind = "images"
 
-    def __init__(self, path: str | Path | None, image_size: int, *, unconditional: bool = False):
-        if path is None:
-            raise UserError("data.source folder needs --data.path FOLDER")
+    def __init__(self, path: str | Path, image_size: int, *, unconditional: bool = False):
         self.root = Path(path)
         if not self.root.is_dir():
             raise UserError(f"data folder {self.root} does not exist or is no folder")
@@ -43,6 +41,9 @@ class ImageFolder:
 
     def __len__(self) -> int:
         return len(self.files)
+
+    def describe(self, index: int) -> str:
+        return str(self.files[index])
 
     def load(self, index: int, *, mirror: bool = False) -> tuple[np.ndarray, int]:
         image = center_crop(read_rgb(self.files[index]), self.size)

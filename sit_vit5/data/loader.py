@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -23,6 +24,14 @@ from sit_vit5.data import Source
 from sit_vit5.data.images import BadImage
 from sit_vit5.distributed import BatchPlan
 from sit_vit5.errors import UserError
+
+
+class Posterior(Protocol):
+    """The half of a codec that a latent cache leaves to do."""
+
+    draws_noise: bool
+
+    def latents(self, moments: Tensor, noise: Tensor | None) -> Tensor: ...
 
 
 @dataclass(frozen=True)
@@ -39,7 +48,10 @@ class Batch:
 
 
 class StepLoader(Dataset):
-    """Micro-batches by (step, micro), alone or as an endless prefetched stream."""
+    """Micro-batches by (step, micro), alone or as an endless prefetched stream.
+
+    posterior: turns cached moments into latents; for a source of moments only.
+    """
 
     def __init__(
         self,
@@ -50,6 +62,7 @@ class StepLoader(Dataset):
         horizontal_flip: bool = False,
         on_bad_image: str = "error",
         workers: int = 0,
+        posterior: Posterior | None = None,
     ):
         if len(source) < plan.batch_size:
             raise UserError(
@@ -58,7 +71,7 @@ class StepLoader(Dataset):
             )
         self.source, self.plan, self.seed = source, plan, seed
         self.horizontal_flip, self.skip_bad = horizontal_flip, on_bad_image == "skip"
-        self.workers = workers
+        self.workers, self.posterior = workers, posterior
         self._order = lru_cache(maxsize=2)(self._permutation)
 
     def __getstate__(self) -> dict:
@@ -68,23 +81,24 @@ class StepLoader(Dataset):
         self.__dict__.update(state)
         self._order = lru_cache(maxsize=2)(self._permutation)
 
-    def index(self, position: int) -> int:
-        """Index in the source of the image at a position of the endless order."""
-        epoch, place = divmod(position, len(self.source))
-        return int(self._order(epoch)[place])
+    def indices(self, step: int, places: range) -> np.ndarray:
+        """Indices in the source of the images at these places of a step's batch."""
+        positions = step * self.plan.batch_size + np.arange(places.start, places.stop)
+        epochs, places_in_epoch = np.divmod(positions, len(self.source))
+        found = np.empty_like(positions)
+        for epoch in np.unique(epochs):  # one, or two where an epoch ends within the batch
+            here = epochs == epoch
+            found[here] = self._order(int(epoch))[places_in_epoch[here]]
+        return found
 
     def __getitem__(self, key: tuple[int, int]) -> Batch:
         """Micro-batch `micro` of this rank at `step`; key = (step, micro)."""
         step, micro = key
         places = self.plan.indices(micro)
-        flips = self._flips(step)
-        items, labels, bad = [], [], []
-        for place in places:
-            index = self.index(step * self.plan.batch_size + place)
-            item, label = self._load(index, bool(flips[place]), bad)
-            items.append(item)
-            labels.append(label)
-        return Batch(self._to_tensor(np.stack(items)), torch.tensor(labels), tuple(bad))
+        indices, mirrored = self.indices(step, places), self._flips(step, places)
+        if self.source.kind == "moments":
+            return self._latents(indices, mirrored, step, places)
+        return self._images(indices, mirrored)
 
     def steps(self, first_step: int) -> Iterator[list[Batch]]:
         """The micro-batches of first_step, first_step + 1, ... without end, read ahead."""
@@ -95,7 +109,7 @@ class StepLoader(Dataset):
             num_workers=self.workers,
             prefetch_factor=4 if self.workers else None,
             pin_memory=torch.cuda.is_available(),
-            worker_init_fn=_stand_apart,
+            worker_init_fn=stand_apart,
         )
         micro_batches = iter(stream)
         try:
@@ -118,10 +132,31 @@ class StepLoader(Dataset):
     def _permutation(self, epoch: int) -> np.ndarray:
         return rng.generator(self.seed, "order", epoch).permutation(len(self.source))
 
-    def _flips(self, step: int) -> np.ndarray:
+    def _flips(self, step: int, places: range) -> np.ndarray:
         if not self.horizontal_flip:
-            return np.zeros(self.plan.batch_size, bool)
-        return rng.uniform(self.seed, "flip", self.plan.batch_size, step=step) < 0.5
+            return np.zeros(len(places), bool)
+        numbers = rng.uniform(self.seed, "flip", self.plan.batch_size, step=step)
+        return numbers[places.start : places.stop] < 0.5
+
+    def _latents(
+        self, indices: np.ndarray, mirrored: np.ndarray, step: int, places: range
+    ) -> Batch:
+        """A fresh draw of every posterior, with the noise that encoding now would take."""
+        moments, labels = self.source.batch(indices, mirrored)
+        noise = None
+        if self.posterior.draws_noise:
+            noise = posterior_noise(self.seed, self.source.item_shape, step, places)
+        latents = self.posterior.latents(torch.from_numpy(moments), noise)
+        return Batch(latents, torch.from_numpy(labels))
+
+    def _images(self, indices: np.ndarray, mirrored: np.ndarray) -> Batch:
+        bad: list[str] = []
+        items, labels = zip(
+            *(self._load(int(i), bool(m), bad) for i, m in zip(indices, mirrored, strict=True)),
+            strict=True,
+        )
+        pixels = torch.from_numpy(np.ascontiguousarray(np.stack(items)))
+        return Batch(from_uint8(pixels), torch.tensor(labels), tuple(bad))
 
     def _load(self, index: int, mirror: bool, bad: list[str]) -> tuple[np.ndarray, int]:
         """The item at index, or the next that can be decoded where bad images are skipped."""
@@ -136,11 +171,12 @@ class StepLoader(Dataset):
                 bad.append(str(error))
         raise UserError("no image of the data set can be decoded")
 
-    def _to_tensor(self, items: np.ndarray) -> Tensor:
-        tensor = torch.from_numpy(np.ascontiguousarray(items))
-        if self.source.kind == "latents":
-            return tensor
-        return from_uint8(tensor)
+
+def posterior_noise(
+    seed: int, latent_shape: tuple[int, int, int], step: int, places: Iterable[int]
+) -> Tensor:
+    """The standard normal noise of an autoencoder's draws at these places of a step's batch."""
+    return torch.from_numpy(rng.normal(seed, "posterior", latent_shape, step=step, indices=places))
 
 
 def from_uint8(pixels: Tensor) -> Tensor:
@@ -168,7 +204,7 @@ def _keys(step: int, accumulation: int) -> Iterator[tuple[int, int]]:
         step += 1
 
 
-def _stand_apart(worker: int) -> None:
+def stand_apart(worker: int) -> None:
     """A signal to the trainer's group is the trainer's business: it saves, then ends its workers.
 
     Reset first: a forked worker inherits the trainer's handlers and would not end when told to.

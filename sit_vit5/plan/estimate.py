@@ -137,7 +137,7 @@ def describe_data(config: TrainConfig, classes: int) -> Data:
 
 def describe_encoding(config: TrainConfig, data: Data, micro_batch_size: int) -> Encoding:
     """What the codec adds; nothing where the data are latents already."""
-    if data.kind == "latents":
+    if data.kind == "moments":
         return Encoding(1, data.item_shape)
     encoded = encoding(config.codec, data.item_shape, micro_batch_size)
     check_image_size(config.data.image_size, encoded.factor, config.backbone.patch_size)

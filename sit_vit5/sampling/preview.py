@@ -4,13 +4,44 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from sit_vit5.codecs import Codec
+from sit_vit5.codecs import TINY, Codec, build_codec
+from sit_vit5.codecs.recorded import RecordedCodec
 from sit_vit5.config import TrainConfig
+from sit_vit5.errors import UserError
 from sit_vit5.flow.predictions import Flow
 from sit_vit5.models.denoiser import Denoiser
 from sit_vit5.sampling.generator import Generator, Settings
 from sit_vit5.sampling.grid import sample_grid
 from sit_vit5.sampling.guidance import Guidance, guidance_scale_or_default
+
+
+def preview_codec(config: TrainConfig, codec: Codec | RecordedCodec) -> Codec | None:
+    """What decodes the grids: the codec itself; for a latent cache, one that lies on this machine.
+
+    That is preview.decoder, else the cache's own codec, else a tiny decoder of the same latents.
+    None: none of them is here, or no grids are wanted.
+    """
+    if not isinstance(codec, RecordedCodec):
+        if config.preview.decoder is not None:
+            raise UserError(
+                "preview.decoder is for latent caches, images have their own codec; drop it"
+            )
+        return codec
+    if config.preview.every == 0:
+        return None
+    if config.preview.decoder is not None:
+        return build_codec("taesd", config.preview.decoder)
+    own = _on_this_machine(codec.name, config.codec.path)
+    if own is not None and own.identity == codec.identity:
+        return own
+    return _on_this_machine(TINY[codec.name], None) if codec.name in TINY else None
+
+
+def _on_this_machine(name: str, path: str | None) -> Codec | None:
+    try:
+        return build_codec(name, path, local_only=True)
+    except UserError:
+        return None
 
 
 class GridPreview:

@@ -19,7 +19,7 @@ from numpy.lib.format import open_memmap
 from PIL import Image
 
 from sit_vit5.errors import UserError
-from sit_vit5.files import file_hash, sync, write_json
+from sit_vit5.files import check_same, check_space, file_hash, sync, write_json
 from sit_vit5.progress import progress_bar
 
 MANIFEST = "samples.json"
@@ -55,7 +55,9 @@ class SampleSet:
             raise UserError(
                 f"{self.folder / ARCHIVE} exists without a manifest; choose another --out"
             )
-        self._check_space()
+        if not self.partial.exists():  # else the blocks are taken already
+            need = 2 * self.count * int(np.prod(self.shape))  # twice while the archive is packed
+            check_space(self.folder, need, f"{self.count} images", use="choose another --out")
         self.partial.mkdir(parents=True, exist_ok=True)
         write_json(self.folder / MANIFEST, {"complete": False, "settings": self.settings})
         if not begun or not all((self.partial / name).is_file() for name in (IMAGES, COST)):
@@ -135,43 +137,6 @@ class SampleSet:
         if found.ndim < 2 or (shape is not None and found.shape != shape):
             raise UserError(f"{path} is damaged (shape {found.shape}); remove its folder")
         return found
-
-    def _check_space(self) -> None:
-        """The images stand on the disk twice while the archive is packed."""
-        need = 2 * self.count * int(np.prod(self.shape))
-        existing = next(
-            path for path in (self.folder, *self.folder.absolute().parents) if path.exists()
-        )
-        free = shutil.disk_usage(existing).free
-        if free < need and not self.partial.exists():
-            raise UserError(
-                f"{self.count} images need {need / 1e9:.1f} GB while packing, {existing} has "
-                f"{free / 1e9:.1f} GB free; choose another --out"
-            )
-
-
-def check_same(folder: Path, before: dict, now: dict, *, what: str) -> None:
-    """Refuses to go on in a folder that holds what other settings made; names their changes."""
-    before, now = _flat(before), _flat(now)
-    changed = [
-        f"{key}: {before.get(key)} -> {now.get(key)}"
-        for key in sorted(before.keys() | now.keys())
-        if before.get(key) != now.get(key)
-    ]
-    if changed:
-        raise UserError(
-            f"{folder} holds {what} with other settings ({'; '.join(changed)}); choose another "
-            "--out"
-        )
-
-
-def _flat(settings: dict, prefix: str = "") -> dict:
-    """Nested settings as one level: `sampler.steps`."""
-    flat = {}
-    for key, value in settings.items():
-        nested = isinstance(value, dict)
-        flat |= _flat(value, f"{prefix}{key}.") if nested else {prefix + key: value}
-    return flat
 
 
 def _allocate(path: Path, dtype: type, shape: tuple[int, ...]) -> None:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from sit_vit5 import rng
 from sit_vit5.codecs import Codec
 from sit_vit5.config import ObjectiveConfig
-from sit_vit5.data.loader import Batch
+from sit_vit5.data.loader import Batch, posterior_noise
 from sit_vit5.distributed import BatchPlan
 from sit_vit5.flow.intervals import training_interval
 from sit_vit5.flow.loss import drop_labels, flow_loss
@@ -38,12 +38,14 @@ class Objective:
 
     def latents(self, batch: Batch, step: int, micro: int, device: torch.device) -> Tensor:
         """Latents of the micro-batch on the device; the codec's own noise is keyed like ours."""
-        if self.source_kind == "latents":
-            return batch.images.to(device, non_blocking=True)
+        images = batch.images.to(device, non_blocking=True)
+        if self.source_kind == "moments":  # the loader drew the latents
+            return images
         noise = None
         if self.codec.draws_noise:
-            noise = self._normal("posterior", step, micro).to(device)
-        return self.codec.encode(batch.images.to(device, non_blocking=True), noise)
+            places = self.plan.indices(micro)
+            noise = posterior_noise(self.seed, self.latent_shape, step, places).to(device)
+        return self.codec.encode(images, noise)
 
     def loss(
         self, model: nn.Module, latents: Tensor, labels: Tensor, *, step: int, micro: int
@@ -55,7 +57,7 @@ class Objective:
         return flow_loss(
             model,
             latents,
-            noise=self._normal("noise", step, micro).to(device),
+            noise=self._noise(step, micro).to(device),
             t=training_times(u, config),
             labels=self._labels(labels, step, places).to(device),
             interpolant=config.interpolant,
@@ -73,10 +75,10 @@ class Objective:
             null_label=self.null_label,
         )
 
-    def _normal(self, purpose: str, step: int, micro: int) -> Tensor:
+    def _noise(self, step: int, micro: int) -> Tensor:
         places = self.plan.indices(micro)
         return torch.from_numpy(
-            rng.normal(self.seed, purpose, self.latent_shape, step=step, indices=places)
+            rng.normal(self.seed, "noise", self.latent_shape, step=step, indices=places)
         )
 
     def _uniform(self, purpose: str, step: int) -> Tensor:

@@ -6,9 +6,11 @@ from pathlib import Path
 
 from sit_vit5.checkpoint import Checkpoint
 from sit_vit5.cli import differences, dump_config
-from sit_vit5.codecs import Codec
-from sit_vit5.config import TrainConfig
+from sit_vit5.codecs import Codec, build_codec
+from sit_vit5.codecs.recorded import RecordedCodec
+from sit_vit5.config import CodecConfig, TrainConfig
 from sit_vit5.data import Source
+from sit_vit5.data.latent_cache import LatentCache
 from sit_vit5.errors import UserError, nearest_multiples
 from sit_vit5.files import write_text
 from sit_vit5.run_folder import CONFIG_FILE, checkpoint_steps, latest_name, run_of, step_name
@@ -73,6 +75,19 @@ def check_resume(
             f"{resume.folder} is not the newest checkpoint of its run ({step_name(newest)}); "
             "resume the run folder, or branch off with --init-from"
         )
+
+
+def open_codec(config: CodecConfig, source: Source | LatentCache) -> Codec | RecordedCodec:
+    """The codec that the configuration names; for a latent cache, what it records of its own."""
+    if source.kind == "images":
+        return build_codec(config.name, config.path)
+    recorded = RecordedCodec.read(source.codec)
+    if recorded.name != config.name:
+        raise UserError(
+            f"latent cache {source.root} was encoded with codec.name {recorded.name}, the "
+            f"configuration says {config.name}; use --codec.name {recorded.name}, or encode again"
+        )
+    return recorded
 
 
 def check_image_size(size: int, factor: int, patch_size: int) -> None:

@@ -15,6 +15,7 @@ from accelerate.utils import gather_object
 from sit_vit5.checkpoint import Checkpoint
 from sit_vit5.cli import differences
 from sit_vit5.codecs import Codec
+from sit_vit5.codecs.recorded import RecordedCodec
 from sit_vit5.config import TrainConfig
 from sit_vit5.data import Source
 from sit_vit5.data.loader import Batch, StepLoader
@@ -38,6 +39,10 @@ from sit_vit5.training.watchdog import Watchdog
 Preview = Callable[[dict[str, Denoiser], Path], None]
 
 
+NO_DECODER = (
+    "note: no grids are drawn, since the autoencoder of the latent cache is not on this machine; "
+    "give it with --codec.path, or a tiny decoder with --preview.decoder"
+)
 # Above every signal number.
 FAILED = 1000
 
@@ -49,9 +54,9 @@ class Trainer:
         self,
         config: TrainConfig,
         source: Source,
-        codec: Codec,
+        codec: Codec | RecordedCodec,
         *,
-        preview: Preview,
+        preview: Preview | None,
         resume: Checkpoint | None = None,
     ):
         check_launcher(config.precision)
@@ -78,8 +83,9 @@ class Trainer:
             horizontal_flip=config.data.horizontal_flip,
             on_bad_image=config.data.on_bad_image,
             workers=config.data.workers,
+            posterior=codec if source.kind == "moments" else None,
         )
-        if source.kind == "latents":
+        if source.kind == "moments":
             self.latent_shape = source.item_shape
         else:
             runs.check_image_size(config.data.image_size, codec.factor, config.backbone.patch_size)
@@ -114,6 +120,8 @@ class Trainer:
             self.watchdog.in_a_row = resume.state.skipped_in_a_row
         elif config.init_from:
             self.notes = self.learner.init_from(config.init_from)
+        if self.preview is None and config.preview.every:
+            self.notes.append(NO_DECODER)
         # Only the network is wrapped: the optimizer and the data order are our own.
         self.wrapped = self.accelerator.prepare_model(self.learner.model)
         self.objective = Objective(
@@ -189,7 +197,9 @@ class Trainer:
         self.watchdog.check(self.step, self.run_folder)
         good = self.watchdog.in_a_row == 0  # a bad streak must not push good checkpoints out
         save = last or (_due(self.step, config.checkpoint.every) and good)
-        preview = _due(self.step, config.preview.every) or (last and config.preview.every > 0)
+        preview = self.preview is not None and (
+            _due(self.step, config.preview.every) or (last and config.preview.every > 0)
+        )
         if save:  # first: a picture is not worth a checkpoint
             self._save()
         if preview or save:

@@ -134,7 +134,7 @@ def test_unconditional_folder_needs_no_classes(image_folder):
 
 
 def test_no_data_and_unknown_data_say_what_to_do():
-    with pytest.raises(UserError, match=r"--data.path FOLDER.*configs/digits.yaml"):
+    with pytest.raises(UserError, match=r"--data.path PATH.*configs/digits.yaml"):
         build_source(DataConfig())
     with pytest.raises(UserError, match="unknown data.source 'digit'; nearest: digits"):
         build_source(DataConfig(source="digit"))

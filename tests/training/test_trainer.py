@@ -8,7 +8,6 @@ import signal
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 from helpers import TINY, assert_equal, final_tensors
@@ -364,30 +363,6 @@ def test_a_failing_preview_does_not_stop_the_run(tmp_path, capsys):
     settings = config(tmp_path, "--steps", 2, "--preview.every", 1)
     assert trainer(settings, preview=broken).run() == 0
     assert "warning: no picture at step 1: non-finite images" in capsys.readouterr().out
-
-
-class CachedLatents:
-    """A source of latents: what a cache will be to the trainer."""
-
-    kind = "latents"
-    identity = {"source": "cache"}  # noqa: RUF012 (constant)
-    class_names = ("a", "b")
-    item_shape = (4, 4, 6)
-
-    def __len__(self) -> int:
-        return 32
-
-    def load(self, index: int, *, mirror: bool = False):
-        latents = np.full(self.item_shape, (index - 16) / 8, np.float32)
-        return latents[..., ::-1] if mirror else latents, index % 2
-
-
-def test_a_source_of_latents_is_not_encoded_again(tmp_path):
-    run = trainer(config(tmp_path, "--steps", 2), source=CachedLatents())
-    run.codec.encode = None  # a call would fail
-    assert run.run() == 0
-    state = open_checkpoint(tmp_path / "run").state
-    assert (state.in_channels, state.input_size) == (4, (4, 6))
 
 
 def test_an_unconditional_run_trains(tmp_path):

@@ -1,0 +1,60 @@
+"""From an encoder's moments to the latents that a model sees: the one place of scale and shift."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Normalisation:
+    """latents = scale * (raw - shift), by one number for all channels or one per channel."""
+
+    scale: tuple[float, ...] = (1.0,)
+    shift: tuple[float, ...] = (0.0,)
+
+    @classmethod
+    def of(cls, identity: dict) -> Normalisation:
+        """What a codec's identity records: a number or a list under scale and shift."""
+        return cls(_numbers(identity.get("scale", 1.0)), _numbers(identity.get("shift", 0.0)))
+
+    def record(self) -> dict:
+        """For a codec's identity; a single number is written as one, a shift of 0 not at all."""
+        found = {"scale": _shortest(self.scale), "shift": _shortest(self.shift)}
+        return found if any(self.shift) else {"scale": found["scale"]}
+
+    def apply(self, raw: Tensor) -> Tensor:
+        """Raw to normalised latents, (B, c, h, w)."""
+        return (raw - _column(self.shift, raw)) * _column(self.scale, raw)
+
+    def undo(self, latents: Tensor) -> Tensor:
+        """Normalised to raw latents, (B, c, h, w)."""
+        return latents / _column(self.scale, latents) + _column(self.shift, latents)
+
+
+def draw_latents(moments: Tensor, noise: Tensor | None, normalisation: Normalisation) -> Tensor:
+    """Normalised latents of a posterior. noise: standard normal (B, c, h, w).
+
+    moments: mean and log-variance (B, 2c, h, w); or, where noise is None, the latents themselves
+    before the normalisation (B, c, h, w).
+    """
+    if noise is None:
+        return normalisation.apply(moments)
+    mean, log_variance = moments.chunk(2, dim=1)
+    return normalisation.apply(mean + torch.exp(0.5 * log_variance) * noise)
+
+
+def _numbers(value: float | list[float]) -> tuple[float, ...]:
+    return tuple(value) if isinstance(value, list) else (value,)
+
+
+def _shortest(numbers: tuple[float, ...]) -> float | list[float]:
+    return numbers[0] if len(numbers) == 1 else list(numbers)
+
+
+def _column(numbers: tuple[float, ...], like: Tensor) -> Tensor | float:
+    if len(numbers) == 1:
+        return numbers[0]
+    return torch.tensor(numbers, dtype=like.dtype, device=like.device).view(1, -1, 1, 1)

@@ -1,0 +1,189 @@
+"""Writing a latent cache that can be killed at any moment and gone on with.
+
+A shard grows by whole images in `shard_N.bin.partial`, so its length says how many are done.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import numpy as np
+
+from sit_vit5.data.latent_cache import (
+    INDEX_FILE,
+    LABELS_FILE,
+    SCHEMA,
+    Shard,
+    read_json,
+    shard_name,
+    versions,
+)
+from sit_vit5.errors import UserError
+from sit_vit5.files import file_hash, sync, write_json
+
+# Above this share of bad images the data set is broken, not flawed.
+MAX_BAD = 0.01
+_IMAGES_AT_ONCE = 256  # when sums are taken
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How a data set is cut into shards.
+
+    moments_shape: (C, h, w) of one mirror of one image; draws_noise: C is means and log-variances.
+    """
+
+    count: int
+    shard_size: int
+    mirrors: int
+    moments_shape: tuple[int, int, int]
+    draws_noise: bool
+    dtype: str
+
+    @property
+    def shards(self) -> range:
+        """Numbers of the shards."""
+        return range(-(-self.count // self.shard_size))
+
+    @property
+    def image_bytes(self) -> int:
+        """Bytes of one image with its mirror."""
+        return self.mirrors * int(np.prod(self.moments_shape)) * np.dtype(self.dtype).itemsize
+
+    def indices(self, shard: int) -> range:
+        """Images of the source that belong to a shard."""
+        return range(shard * self.shard_size, min((shard + 1) * self.shard_size, self.count))
+
+
+class ShardWriter:
+    """Takes the images of one shard in order; a killed one goes on where it was.
+
+    missing: indices of the images to give to `append`, in this order.
+    """
+
+    def __init__(self, folder: Path, number: int, layout: Layout):
+        self.layout, name = layout, shard_name(number)
+        self.final, self.facts = folder / f"{name}.bin", folder / f"{name}.json"
+        self.partial, self.bad_file = folder / f"{name}.bin.partial", folder / f"{name}.bad"
+        if self.final.exists() and not self.facts.exists():  # killed between the two
+            os.replace(self.final, self.partial)
+        self.bad = _read_bad(self.bad_file)
+        self.done = 0
+        if self.partial.exists():
+            self.done = self.partial.stat().st_size // layout.image_bytes
+        good = [index for index in layout.indices(number) if index not in self.bad]
+        self.missing = good[self.done :]
+
+    def append(self, moments: np.ndarray, bad: dict[int, str]) -> None:
+        """Adds images (n, mirrors, C, h, w), and the reasons of bad ones among them by index.
+
+        On the disk when it returns. Bad ones first: a kill in between only tries them again.
+        """
+        if bad:
+            self.bad |= bad
+            with self.bad_file.open("a", encoding="utf-8") as file:
+                file.writelines(f"{index}\t{reason}\n" for index, reason in bad.items())
+            sync(self.bad_file)
+        with self.partial.open("r+b" if self.partial.exists() else "wb") as file:
+            file.truncate(self.done * self.layout.image_bytes)  # an image cut by a kill
+            file.seek(0, os.SEEK_END)
+            file.write(moments.astype(self.layout.dtype, copy=False).tobytes())
+            file.flush()
+            os.fsync(file.fileno())
+        self.done += len(moments)
+
+    def finish(self) -> None:
+        """Gives the shard its name and writes what is to be known of it."""
+        os.replace(self.partial, self.final)
+        sync(self.final.parent)
+        facts = {
+            "count": self.done,
+            "sha256": file_hash(self.final),
+            "bad": {str(index): reason for index, reason in self.bad.items()},
+        }
+        write_json(self.facts, facts | self._sums())
+        self.bad_file.unlink(missing_ok=True)
+
+    def _sums(self) -> dict:
+        """Sums over images and pixels, per channel, of the latents and of their squares."""
+        if self.done == 0:
+            return {"sum": 0.0, "sum_of_squares": 0.0}
+        shape = (self.done, self.layout.mirrors, *self.layout.moments_shape)
+        stored = np.memmap(self.final, self.layout.dtype, "r", shape=shape)
+        sums = []
+        for start in range(0, self.done, _IMAGES_AT_ONCE):
+            mean = stored[start : start + _IMAGES_AT_ONCE].astype(np.float64)
+            variance = 0.0
+            if self.layout.draws_noise:
+                mean, log_variance = np.split(mean, 2, axis=2)
+                variance = np.exp(log_variance)
+            squares = mean**2 + variance
+            sums.append([part.sum((0, 1, 3, 4)) for part in (mean, squares)])
+        total, squares = np.sum(sums, axis=0)
+        return {"sum": total.tolist(), "sum_of_squares": squares.tolist()}
+
+
+def missing_shards(folder: Path, layout: Layout) -> list[int]:
+    """Numbers of the shards that are not finished."""
+    return [
+        number for number in layout.shards if not (folder / f"{shard_name(number)}.json").exists()
+    ]
+
+
+def bytes_to_write(folder: Path, layout: Layout) -> int:
+    """How many bytes the folder still lacks, bad images counted as good ones."""
+    files = [*folder.glob("shard_*.bin"), *folder.glob("shard_*.bin.partial")]
+    return layout.count * layout.image_bytes - sum(file.stat().st_size for file in files)
+
+
+def write_index(folder: Path, layout: Layout, settings: dict, labels: np.ndarray) -> dict:
+    """Labels, then the index, once every shard is there; the bad images by index, with reasons.
+
+    settings: what the index keeps beside the shards. labels: of all images of the source, (N,).
+    """
+    facts = {number: read_json(folder / f"{shard_name(number)}.json") for number in layout.shards}
+    bad = {int(index): why for fact in facts.values() for index, why in fact["bad"].items()}
+    if len(bad) > MAX_BAD * layout.count:
+        first = min(bad)
+        raise UserError(
+            f"{len(bad)} of {layout.count} images cannot be decoded, more than {MAX_BAD:.0%} "
+            f"(first: {bad[first]}); mend the data set, then encode into a new folder"
+        )
+    good = np.setdiff1d(np.arange(layout.count), list(bad))
+    with (folder / LABELS_FILE).open("wb") as file:
+        np.save(file, labels[good].astype(np.int64), allow_pickle=False)
+    sync(folder / LABELS_FILE)
+    shards = [
+        asdict(Shard(f"{shard_name(number)}.bin", fact["count"], fact["sha256"]))
+        for number, fact in facts.items()
+        if fact["count"]
+    ]
+    index = {
+        "schema": SCHEMA,
+        "count": len(good),
+        "bad_images": len(bad),
+        "labels_sha256": file_hash(folder / LABELS_FILE),
+        "raw_latents": _statistics(list(facts.values()), layout, len(good)),
+        "versions": versions(),
+    }
+    write_json(folder / INDEX_FILE, index | settings | {"shards": shards})
+    return bad
+
+
+def _statistics(facts: list[dict], layout: Layout, images: int) -> dict:
+    """Mean and standard deviation of every channel before the normalisation."""
+    values = images * layout.mirrors * int(np.prod(layout.moments_shape[1:]))
+    mean = sum(np.asarray(fact["sum"]) for fact in facts) / values
+    square = sum(np.asarray(fact["sum_of_squares"]) for fact in facts) / values
+    return {"mean": mean.tolist(), "std": np.sqrt(square - mean**2).tolist()}
+
+
+def _read_bad(path: Path) -> dict[int, str]:
+    """What was written of bad images; a line cut by a kill is tried again."""
+    if not path.exists():
+        return {}
+    lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
+    pairs = [line.rstrip("\n").split("\t", 1) for line in lines if line.endswith("\n")]
+    return {int(index): reason for index, reason in pairs}
