@@ -27,7 +27,9 @@ class Normalisation:
 
     def apply(self, raw: Tensor) -> Tensor:
         """Raw to normalised latents, (B, c, h, w)."""
-        return (raw - _column(self.shift, raw)) * _column(self.scale, raw)
+        if any(self.shift):
+            raw = raw - _column(self.shift, raw)
+        return raw * _column(self.scale, raw)
 
     def undo(self, latents: Tensor) -> Tensor:
         """Normalised to raw latents, (B, c, h, w)."""
@@ -43,7 +45,7 @@ def draw_latents(moments: Tensor, noise: Tensor | None, normalisation: Normalisa
     if noise is None:
         return normalisation.apply(moments)
     mean, log_variance = moments.chunk(2, dim=1)
-    return normalisation.apply(mean + torch.exp(0.5 * log_variance) * noise)
+    return normalisation.apply(torch.addcmul(mean, (0.5 * log_variance).exp_(), noise))
 
 
 def _numbers(value: float | list[float]) -> tuple[float, ...]:
