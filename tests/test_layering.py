@@ -15,7 +15,7 @@ PACKAGE = Path(__file__).parents[1] / "sit_vit5"
 # package stands by itself, far above it.
 FLOORS = [
     {"export"},
-    {"convert", "plan", "pipeline", "sweep", "likelihood", "data.encode"},
+    {"convert", "plan", "pipeline", "sweep", "likelihood", "data.encode", "data.inspect"},
     {"training", "evaluation", "sampling"},
     {"checkpoint"},
     {"data", "codecs", "metrics", "flow", "models"},
@@ -56,7 +56,8 @@ def floor(name: str) -> int:
 
 def standing(module: str) -> str:
     """The name under which a module has its floor: its package's, unless it has one itself."""
-    return module if any(module in floor for floor in FLOORS) else module.split(".")[0]
+    own = [name for floor in FLOORS for name in floor if f"{module}.".startswith(f"{name}.")]
+    return max(own, key=len) if own else module.split(".")[0]
 
 
 def imports() -> list[tuple[str, str, str]]:

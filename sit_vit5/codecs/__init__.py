@@ -12,7 +12,8 @@ from torch import Tensor
 
 from sit_vit5.codecs.autoencoder_kl import AutoencoderKLCodec
 from sit_vit5.codecs.identity import IdentityCodec
-from sit_vit5.errors import choose
+from sit_vit5.codecs.recorded import RecordedCodec
+from sit_vit5.errors import UserError, choose
 
 
 class Codec(Protocol):
@@ -62,6 +63,21 @@ TINY: dict[str, str] = {}
 def build_codec(name: str, path: str | None = None, *, local_only: bool = False) -> Codec:
     """The codec called `name`; path: local folder or hub id instead of the name's own."""
     return choose("codec", name, CODECS)(path, local_only)
+
+
+def local_codec(recorded: RecordedCodec, path: str | None) -> Codec | None:
+    """What decodes a cache's latents without a download: its codec, else a tiny one of the same."""
+    own = _on_this_machine(recorded.name, path)
+    if own is not None and own.identity == recorded.identity:
+        return own
+    return _on_this_machine(TINY[recorded.name], None) if recorded.name in TINY else None
+
+
+def _on_this_machine(name: str, path: str | None) -> Codec | None:
+    try:
+        return build_codec(name, path, local_only=True)
+    except UserError:
+        return None
 
 
 def to_uint8(images: Tensor) -> Tensor:

@@ -7,6 +7,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+# Standard deviation of latents of the right scale: SiT's settings are made for about 1.
+USUAL_STD = (0.5, 2.0)
+
 
 @dataclass(frozen=True)
 class Normalisation:

@@ -15,6 +15,9 @@ from sit_vit5.config.conversion import (
 from sit_vit5.config.encoding import (
     EncodeConfig as EncodeConfig,
 )
+from sit_vit5.config.encoding import (
+    InspectConfig as InspectConfig,
+)
 from sit_vit5.config.evaluation import (
     AttentionConfig as AttentionConfig,
 )

@@ -54,7 +54,7 @@ def pixels(image_folder: Path, codec_path: Path) -> tuple[torch.Tensor, object]:
 
 def test_a_cache_holds_the_moments_of_every_image_and_of_its_mirror(cache, image_folder, tiny_vae):
     images, codec = pixels(image_folder, tiny_vae)
-    stored = LatentCache(cache, image_size=8)
+    stored = LatentCache(cache)
     everything = np.arange(24)
     plain, labels = stored.batch(everything, np.zeros(24, bool))
     mirrored, _ = stored.batch(everything, np.ones(24, bool))
@@ -67,7 +67,7 @@ def test_a_cache_holds_the_moments_of_every_image_and_of_its_mirror(cache, image
 
 
 def test_a_batch_may_ask_for_any_order_across_shards(cache):
-    stored = LatentCache(cache, image_size=8)
+    stored = LatentCache(cache)
     order, mirrored = np.array([23, 0, 10, 9, 0, 19]), np.array([1, 0, 0, 1, 1, 0], bool)
     moments, labels = stored.batch(order, mirrored)
     for place, (index, mirror) in enumerate(zip(order, mirrored, strict=True)):
@@ -76,7 +76,7 @@ def test_a_batch_may_ask_for_any_order_across_shards(cache):
 
 
 def test_draws_have_the_mean_and_variance_of_the_posterior(cache, tiny_vae):
-    stored, codec = LatentCache(cache, image_size=8), build_codec("sd-vae-ema", str(tiny_vae))
+    stored, codec = LatentCache(cache), build_codec("sd-vae-ema", str(tiny_vae))
     moments, _ = stored.batch(np.zeros(4000, int), np.zeros(4000, bool))
     noise = posterior_noise(0, (4, 4, 4), 0, range(4000))
     draws = codec.latents(torch.from_numpy(moments), noise)
@@ -91,7 +91,7 @@ def test_training_sees_the_latents_that_encoding_on_the_way_gives(cache, image_f
     plan = BatchPlan(16)
     options = {"seed": 3, "horizontal_flip": True}
     online = StepLoader(job(cache, image_folder, tiny_vae).source, plan, **options)
-    cached = StepLoader(LatentCache(cache, image_size=8), plan, posterior=codec, **options)
+    cached = StepLoader(LatentCache(cache), plan, posterior=codec, **options)
     for step in (0, 1, 5):
         images, latents = online[(step, 0)], cached[(step, 0)]
         noise = posterior_noise(3, (4, 4, 4), step, range(16))
@@ -133,16 +133,16 @@ def test_a_killed_encoding_makes_only_what_is_missing(
         with partial.open("ab") as file:
             file.write(b"half an image")
     with pytest.raises(UserError, match="not complete; run its encoding again"):
-        LatentCache(begun.folder, image_size=8)
+        LatentCache(begun.folder)
 
     rest = job(tmp_path / "begun", image_folder, tiny_vae, "--batch-size", 1)
     count = []
     rest.codec.moments = lambda images: count.append(len(images)) or moments(images)
     encoding.encode(rest, ALONE)
     assert sum(count) == 2 * (24 - images_before)
-    whole = LatentCache(cache, image_size=8)
+    whole = LatentCache(cache)
     assert np.allclose(
-        LatentCache(begun.folder, image_size=8).batch(np.arange(24), np.ones(24, bool))[0],
+        LatentCache(begun.folder).batch(np.arange(24), np.ones(24, bool))[0],
         whole.batch(np.arange(24), np.ones(24, bool))[0],
         atol=1e-5,
     )
@@ -168,7 +168,7 @@ def test_two_processes_write_what_one_writes(cache, tmp_path, image_folder, tiny
     shown = command("sit_vit5.data.encode", *shared, "--out", both, processes=2)
     assert shown.stdout.splitlines()[-1] == str(both)
     assert "24 images of 2 classes, 2 mirrors x 8 x 4 x 4 float32, 3 shards" in shown.stdout
-    assert LatentCache(both, image_size=8).identity == LatentCache(cache, image_size=8).identity
+    assert LatentCache(both).identity == LatentCache(cache).identity
     again = command("sit_vit5.data.encode", *shared, "--out", both)
     assert "complete already" in again.stdout
 
@@ -191,29 +191,29 @@ def test_a_reader_refuses_what_does_not_fit(cache, image_folder, tiny_vae, tmp_p
     with pytest.raises(UserError, match="images of 8 pixels, data.image_size is 256"):
         LatentCache(cache, image_size=256)
     with pytest.raises(UserError, match="is no latent cache"):
-        LatentCache(tmp_path, image_size=8)
+        LatentCache(tmp_path)
     encoding.encode(
         job(tmp_path / "one", image_folder, tiny_vae, "--data.horizontal-flip", "False"), ALONE
     )
     with pytest.raises(UserError, match="no mirrored images; use --data.horizontal-flip False"):
-        LatentCache(tmp_path / "one", image_size=8)
-    LatentCache(tmp_path / "one", image_size=8, mirrored=False)
+        LatentCache(tmp_path / "one", mirrored=True)
+    assert LatentCache(tmp_path / "one").mirrors == 1
 
     index = json.loads((cache / "index.json").read_text())
     (cache / "index.json").write_text(json.dumps(index | {"schema": 0}))
     with pytest.raises(UserError, match="has schema 0, this version reads 1"):
-        LatentCache(cache, image_size=8)
+        LatentCache(cache)
     (cache / "index.json").write_text(json.dumps(index))
     with (cache / "shard_00002.bin").open("ab") as file:
         file.write(b"more")
     with pytest.raises(UserError, match=r"shard_00002.bin holds 4100 bytes, not 4096"):
-        LatentCache(cache, image_size=8)
+        LatentCache(cache)
     (cache / "shard_00002.bin").unlink()
     with pytest.raises(UserError, match=r"shard_00002.bin is missing"):
-        LatentCache(cache, image_size=8)
+        LatentCache(cache)
     (cache / "labels.npy").write_bytes(b"")
     with pytest.raises(UserError, match=r"labels.npy is missing or was changed"):
-        LatentCache(cache, image_size=8)
+        LatentCache(cache)
 
 
 def test_bad_images_stop_the_encoding_or_are_left_out_and_listed(
@@ -228,7 +228,7 @@ def test_bad_images_stop_the_encoding_or_are_left_out_and_listed(
         encoding.encode(job(tmp_path / "c", image_folder, tiny_vae, *skip), ALONE)
     monkeypatch.setattr("sit_vit5.data.cache_writer.MAX_BAD", 0.5)
     encoding.encode(job(tmp_path / "c", image_folder, tiny_vae, *skip), ALONE)
-    stored = LatentCache(tmp_path / "c", image_size=8)
+    stored = LatentCache(tmp_path / "c")
     assert len(stored) == 21 and stored.labels.tolist() == [0] * 10 + [1] * 11
     listed = (tmp_path / "c" / "bad_images.txt").read_text().splitlines()
     assert [Path(line.split(":")[0]).name for line in listed] == ["03.png", "09.png", "11.png"]
@@ -248,7 +248,7 @@ def test_float16_halves_the_disk_and_rounds_to_three_digits(
     cache, tmp_path, image_folder, tiny_vae
 ):
     encoding.encode(job(tmp_path / "half", image_folder, tiny_vae, "--dtype", "float16"), ALONE)
-    exact, half = (LatentCache(path, image_size=8) for path in (cache, tmp_path / "half"))
+    exact, half = (LatentCache(path) for path in (cache, tmp_path / "half"))
     sizes = [(p / "shard_00000.bin").stat().st_size for p in (tmp_path / "half", cache)]
     assert 2 * sizes[0] == sizes[1]
     everything = np.arange(24), np.zeros(24, bool)
@@ -257,7 +257,7 @@ def test_float16_halves_the_disk_and_rounds_to_three_digits(
 
 
 def test_the_index_states_mean_and_deviation_of_the_latents(cache):
-    stored = LatentCache(cache, image_size=8)
+    stored = LatentCache(cache)
     both = np.stack([stored.batch(np.arange(24), np.full(24, m))[0] for m in (False, True)])
     mean, log_variance = np.split(both.astype(np.float64), 2, axis=2)
     axes = (0, 1, 3, 4)
@@ -295,7 +295,7 @@ def test_a_cache_of_pixels_needs_no_noise(tmp_path, image_folder, tiny_vae):
     source, codec = build_source(config.data), build_codec("identity")
     layout = encoding.plan_layout(config, source, codec)
     encoding.encode(encoding.Job(config, source, codec, layout), ALONE)
-    stored = LatentCache(tmp_path / "c", image_size=8)
+    stored = LatentCache(tmp_path / "c")
     moments, labels = stored.batch(np.arange(1437), np.zeros(1437, bool))
     assert (moments[:, 0] == source.images[..., 0] / np.float32(127.5) - 1).all()
     assert (labels == source.labels).all()
