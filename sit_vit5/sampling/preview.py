@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from sit_vit5.codecs import TINY, Codec, build_codec
+from sit_vit5.codecs import STABLE_DIFFUSION_SCALE, TINY, Codec, build_codec
 from sit_vit5.codecs.recorded import RecordedCodec
 from sit_vit5.config import TrainConfig
 from sit_vit5.errors import UserError
@@ -34,7 +34,10 @@ def preview_codec(config: TrainConfig, codec: Codec | RecordedCodec) -> Codec | 
     own = _on_this_machine(codec.name, config.codec.path)
     if own is not None and own.identity == codec.identity:
         return own
-    return _on_this_machine(TINY[codec.name], None) if codec.name in TINY else None
+    # --codec.path may have named another autoencoder, with another scale and other latents.
+    if codec.name in TINY and codec.identity["scale"] == STABLE_DIFFUSION_SCALE:
+        return _on_this_machine(TINY[codec.name], None)
+    return None
 
 
 def _on_this_machine(name: str, path: str | None) -> Codec | None:
