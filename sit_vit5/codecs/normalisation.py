@@ -23,6 +23,19 @@ class Normalisation:
         """What a codec's identity records: a number or a list under scale and shift."""
         return cls(_numbers(identity.get("scale", 1.0)), _numbers(identity.get("shift", 0.0)))
 
+    @classmethod
+    def of_autoencoder(cls, config: dict) -> Normalisation:
+        """What diffusers' pipelines do by an autoencoder's configuration.
+
+        scale * (raw - shift) by scaling_factor and shift_factor (Stable Diffusion 3, FLUX); where
+        there are statistics per channel, scaling_factor * (raw - mean) / std (Stable Diffusion XL).
+        """
+        scale, shift = config["scaling_factor"], config.get("shift_factor") or 0.0
+        mean, std = config.get("latents_mean"), config.get("latents_std")
+        if mean is None or std is None:
+            return cls((scale,), (shift,))
+        return cls(tuple(scale / number for number in std), tuple(mean))
+
     def record(self) -> dict:
         """For a codec's identity; a single number is written as one, a shift of 0 not at all."""
         found = {"scale": _shortest(self.scale), "shift": _shortest(self.shift)}
