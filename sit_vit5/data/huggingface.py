@@ -78,8 +78,6 @@ def open_hugging_face(
     """
     rows = load_rows(path, split)
     where = f"{path}, {split}"
-    if not len(rows):
-        raise UserError(f"{where} holds no rows")
     image = find_column(rows, image_column, "Image", option="image_column", where=where)
     label = None
     if not unconditional:

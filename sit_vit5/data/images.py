@@ -12,7 +12,7 @@ from PIL import Image
 
 EXTENSIONS = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".tif", ".tiff", ".gif", ".ppm")
 # Pillow's names of what it may try: for others, such as EPS, it would start a foreign program.
-FORMATS = ("PNG", "JPEG", "MPO", "WEBP", "BMP", "TIFF", "GIF", "PPM")
+FORMATS = ("PNG", "JPEG", "BMP", "TIFF", "GIF", "PPM", "WEBP")
 MAX_PIXELS = 178_956_970  # of one image; where Pillow stops decoding
 
 
