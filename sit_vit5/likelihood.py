@@ -21,10 +21,9 @@ from torch import Tensor
 from sit_vit5 import __version__, rng
 from sit_vit5.cli import to_dict
 from sit_vit5.codecs import Codec
-from sit_vit5.config import LikelihoodConfig, likelihood_sampler
-from sit_vit5.data import Source
+from sit_vit5.config import DataConfig, LikelihoodConfig, likelihood_sampler
+from sit_vit5.data import Source, build_source
 from sit_vit5.data.digits import Digits
-from sit_vit5.data.folder import ImageFolder
 from sit_vit5.data.images import BadImage
 from sit_vit5.data.loader import from_uint8
 from sit_vit5.distributed import Processes, gather
@@ -169,7 +168,13 @@ def open_labelled(options: LikelihoodConfig, loaded: Loaded) -> Source:
         source = Digits(BUILT_IN[options.data])
     else:
         flat = options.null_label or not named
-        source = ImageFolder(options.data, height, unconditional=flat)
+        source = build_source(
+            DataConfig(
+                path=options.data, image_size=height, unconditional=flat, horizontal_flip=False
+            )
+        )
+    if source.kind != "images":
+        raise UserError(f"{options.data} is a latent cache; give the images that it was made from")
     if source.item_shape != (channels, height, width):
         raise UserError(
             f"{options.data} has images of {source.item_shape}, the model of "

@@ -7,6 +7,7 @@ import math
 import runpy
 import subprocess
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -256,3 +257,16 @@ def test_data_of_other_classes_or_size_is_refused(trained, image_folder, tmp_pat
         measured(trained, tmp_path, data=image_folder)
     with pytest.raises(UserError, match="absent does not exist"):
         measured(trained, tmp_path, data="absent")
+
+
+def test_images_come_from_any_source_but_not_from_a_latent_cache(trained, tmp_path, monkeypatch):
+    from sit_vit5.data.digits import Digits
+
+    held_out = Digits("held-out")
+    np.savez(tmp_path / "set.npz", images=held_out.images, labels=held_out.labels)
+    found = measured(trained, tmp_path, data=tmp_path / "set.npz")
+    assert found["nats"] == measured(trained, tmp_path)["nats"]
+    cache = SimpleNamespace(kind="moments")
+    monkeypatch.setattr("sit_vit5.likelihood.build_source", lambda data: cache)
+    with pytest.raises(UserError, match="is a latent cache; give the images"):
+        measured(trained, tmp_path, data=tmp_path / "cache")

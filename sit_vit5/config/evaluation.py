@@ -77,7 +77,8 @@ class LikelihoodConfig:
     checkpoint: str
     """Checkpoint folder, a run folder, or its file `latest`."""
     data: str
-    """Built-in set (digits:held-out, digits:train), or a folder with a sub-folder per class."""
+    """Built-in set (digits:held-out, digits:train), or images as --data.path of train_sit.py takes
+    them: a folder with a sub-folder per class, an npz, ..."""
     weights: str = "ema"
     """raw, ema (the slowest average), or ema_DECAY such as ema_0.9999."""
     num_images: int = 64

@@ -16,9 +16,17 @@ class DataConfig:
     """What is learned from."""
 
     source: str | None = None
-    """digits (built in), folder (of images) or latents (a cache); None: what lies at the path."""
+    """digits (built in), fashion-mnist, folder (of images), huggingface (data set), idx, latents (a
+    cache), npz or webdataset; None: what lies at the path."""
     path: str | None = None
-    """Folder of images, one sub-folder per class; or a latent cache."""
+    """Folder of images, one sub-folder per class; or a file, folder or hub id of another source."""
+    split: str = "train"
+    """Part of the data set: train or test of idx and fashion-mnist; train or held-out of digits;
+    what a Hugging Face data set has."""
+    image_column: str | None = None
+    """Column of the images in a Hugging Face data set; None: the one with the feature Image."""
+    label_column: str | None = None
+    """Column of the labels; None: the one with the feature ClassLabel."""
     image_size: int = 256
     """Side of the training images in pixels (ADM centre crop)."""
     unconditional: bool = False

@@ -6,6 +6,7 @@ A new source is one class and one line in `SOURCES`.
 from __future__ import annotations
 
 from collections.abc import Callable
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import Protocol
 
@@ -14,7 +15,11 @@ import numpy as np
 from sit_vit5.config import DataConfig
 from sit_vit5.data.digits import Digits
 from sit_vit5.data.folder import ImageFolder
+from sit_vit5.data.huggingface import open_hugging_face
+from sit_vit5.data.idx import open_fashion_mnist, open_idx
 from sit_vit5.data.latent_cache import LatentCache, is_cache
+from sit_vit5.data.npz import Npz
+from sit_vit5.data.webdataset import TarShards
 from sit_vit5.errors import UserError, choose
 
 
@@ -45,10 +50,24 @@ class Source(Protocol):
 
 SOURCES: dict[str, Callable[[DataConfig], Source | LatentCache]] = {
     "digits": lambda data: Digits(
-        "train", image_size=data.image_size, unconditional=data.unconditional
+        data.split, image_size=data.image_size, unconditional=data.unconditional
+    ),
+    "fashion-mnist": lambda data: open_fashion_mnist(
+        data.path, data.image_size, split=data.split, unconditional=data.unconditional
     ),
     "folder": lambda data: ImageFolder(
         needed_path(data), data.image_size, unconditional=data.unconditional
+    ),
+    "huggingface": lambda data: open_hugging_face(
+        str(needed_path(data)),
+        data.image_size,
+        split=data.split,
+        image_column=data.image_column,
+        label_column=data.label_column,
+        unconditional=data.unconditional,
+    ),
+    "idx": lambda data: open_idx(
+        needed_path(data), data.image_size, split=data.split, unconditional=data.unconditional
     ),
     "latents": lambda data: LatentCache(
         needed_path(data),
@@ -56,9 +75,34 @@ SOURCES: dict[str, Callable[[DataConfig], Source | LatentCache]] = {
         mirrored=data.horizontal_flip,
         unconditional=data.unconditional,
     ),
+    "npz": lambda data: Npz(needed_path(data), data.image_size, unconditional=data.unconditional),
+    "webdataset": lambda data: TarShards(
+        needed_path(data), data.image_size, unconditional=data.unconditional
+    ),
 }
 # Sources that read no path.
 BUILT_IN = ("digits",)
+# Options that only some sources read.
+READ_BY = {
+    "split": ("digits", "fashion-mnist", "huggingface", "idx"),
+    "image_column": ("huggingface",),
+    "label_column": ("huggingface",),
+}
+# What a path means: patterns of its name, or, for a folder, of a name in it.
+FILES = {
+    "*.npz": "npz",
+    "*.tar": "webdataset",
+    "*.parquet": "huggingface",
+    "*idx3-ubyte*": "idx",
+}
+INNER_FILES = {
+    "dataset_dict.json": "huggingface",
+    "state.json": "huggingface",
+    "dataset_info.json": "huggingface",
+    "*.parquet": "huggingface",
+    "*.tar": "webdataset",
+    "*idx3-ubyte*": "idx",
+}
 
 
 def build_source(data: DataConfig) -> Source | LatentCache:
@@ -71,12 +115,36 @@ def build_source(data: DataConfig) -> Source | LatentCache:
     if data.source in BUILT_IN and data.path is not None:
         raise UserError(f"data.path has no use with data.source {data.source}; drop one of them")
     name = data.source or detect(Path(data.path))
-    return choose("data.source", name, SOURCES)(data)
+    build = choose("data.source", name, SOURCES)
+    for option, sources in READ_BY.items():
+        value = getattr(data, option)
+        if value != getattr(DataConfig, option) and name not in sources:
+            raise UserError(
+                f"data.{option} {value} has no use with data.source {name}; it is for "
+                f"{', '.join(sources)}"
+            )
+    return build(data)
 
 
 def detect(path: Path) -> str:
     """The source that a path alone means."""
-    return "latents" if is_cache(path) else "folder"
+    if is_cache(path):
+        return "latents"
+    patterns, names = FILES, [path.name]
+    if path.is_dir():
+        patterns, names = INNER_FILES, [entry.name for entry in path.iterdir()]
+    for pattern, source in patterns.items():
+        if any(fnmatch(name, pattern) for name in names):
+            fashion = source == "idx" and "fashion" in "/".join(path.absolute().parts[-3:]).lower()
+            return "fashion-mnist" if fashion else source
+    if path.is_dir():
+        return "folder"
+    if not path.exists():
+        raise UserError(
+            f"{path} does not exist; a data set of the Hugging Face hub needs "
+            "--data.source huggingface"
+        )
+    raise UserError(f"{path} is of no known kind; expected a folder or one of {', '.join(FILES)}")
 
 
 def needed_path(data: DataConfig) -> Path:

@@ -7,15 +7,14 @@ import hashlib
 import numpy as np
 
 from sit_vit5 import rng
+from sit_vit5.data.image_source import ArrayImages
 from sit_vit5.errors import UserError
 
 HELD_OUT = 360  # a fifth
 
 
-class Digits:
+class Digits(ArrayImages):
     """One of two fixed parts, drawn at random once: `train` (1,437), `held-out` (360)."""
-
-    kind = "images"
 
     def __init__(self, split: str, *, image_size: int = 8, unconditional: bool = False):
         if image_size != 8:
@@ -29,19 +28,13 @@ class Digits:
         order = rng.generator(0, "digits split").permutation(len(scans.target))
         chosen = order[HELD_OUT:] if split == "train" else order[:HELD_OUT]
         grey = np.rint(scans.images[chosen] * (255 / 16)).astype(np.uint8)  # 17 levels, 0..16
-        self.images = grey[..., None]
-        self.labels = scans.target[chosen]
-        self.item_shape = (1, 8, 8)
-        self.class_names = () if unconditional else tuple(str(digit) for digit in range(10))
-        digest = hashlib.sha256(self.images.tobytes() + self.labels.tobytes()).hexdigest()
-        self.identity = {"source": f"digits:{split}", "count": len(chosen), "sha256": digest}
-
-    def __len__(self) -> int:
-        return len(self.labels)
-
-    def describe(self, index: int) -> str:
-        return f"digit {index} of {self.identity['source']}"
-
-    def load(self, index: int, *, mirror: bool = False) -> tuple[np.ndarray, int]:
-        image = self.images[index]
-        return image[:, ::-1] if mirror else image, int(self.labels[index])
+        labels = scans.target[chosen]
+        super().__init__(
+            f"digits:{split}",
+            grey[..., None],
+            where=f"digits:{split}",
+            labels=None if unconditional else labels,
+            class_names=() if unconditional else tuple(str(digit) for digit in range(10)),
+            image_size=image_size,
+            digest=hashlib.sha256(grey.tobytes() + labels.tobytes()).hexdigest(),
+        )

@@ -7,47 +7,45 @@ import os
 from pathlib import Path
 
 import numpy as np
+from PIL import Image
 
-from sit_vit5.data.images import EXTENSIONS, center_crop, read_rgb
+from sit_vit5.data.image_source import ImageSource, in_order
+from sit_vit5.data.images import EXTENSIONS, read_rgb
 from sit_vit5.errors import UserError
 
+# Names of parts of a data set, which are no classes.
+SPLITS = {"train", "training", "val", "valid", "validation", "test", "testing"}
 
-class ImageFolder:
-    """`path/CLASS/**/*.png`, cropped after ADM. Hidden folders and files are ignored.
+
+class ImageFolder(ImageSource):
+    """`path/CLASS/**/*.png`. Hidden folders and files are ignored.
 
     Classes are the sub-folders (none if `unconditional`), in alphabetical order, or in numeric
     order where all are numbers.
     """
 
-    kind = "images"
-
     def __init__(self, path: str | Path, image_size: int, *, unconditional: bool = False):
         self.root = Path(path)
         if not self.root.is_dir():
             raise UserError(f"data folder {self.root} does not exist or is no folder")
-        self.size = image_size
-        self.item_shape = (3, image_size, image_size)
-        files, labels, self.class_names = (
+        self.files, labels, class_names = (
             scan_flat(self.root) if unconditional else scan_classes(self.root)
         )
-        self.files, self.labels = files, np.array(labels)
-        listing = b"\n".join(os.fsencode(file.relative_to(self.root)) for file in files)
-        self.identity = {
-            "source": "folder",
-            "count": len(files),
-            "image_size": image_size,
-            "sha256": hashlib.sha256(listing).hexdigest(),
-        }
+        listing = b"\n".join(os.fsencode(file.relative_to(self.root)) for file in self.files)
+        super().__init__(
+            "folder",
+            labels=np.array(labels),
+            class_names=class_names,
+            channels=3,
+            image_size=image_size,
+            digest=hashlib.sha256(listing).hexdigest(),
+        )
 
-    def __len__(self) -> int:
-        return len(self.files)
+    def picture(self, index: int) -> Image.Image:
+        return read_rgb(self.files[index])
 
     def describe(self, index: int) -> str:
         return str(self.files[index])
-
-    def load(self, index: int, *, mirror: bool = False) -> tuple[np.ndarray, int]:
-        image = center_crop(read_rgb(self.files[index]), self.size)
-        return image[:, ::-1] if mirror else image, int(self.labels[index])
 
 
 def scan_flat(root: Path) -> tuple[list[Path], list[int], tuple[str, ...]]:
@@ -61,29 +59,39 @@ def scan_flat(root: Path) -> tuple[list[Path], list[int], tuple[str, ...]]:
 def scan_classes(root: Path) -> tuple[list[Path], list[int], tuple[str, ...]]:
     """Files, labels and class names below a folder of class folders."""
     loose = [entry for entry in root.iterdir() if entry.is_file() and _is_image(entry.name)]
-    folders = [entry for entry in root.iterdir() if entry.is_dir() and entry.name[0] != "."]
-    numeric = all(folder.name.isdecimal() for folder in folders)
-    folders.sort(key=lambda folder: (int(folder.name), folder.name) if numeric else folder.name)
-    if loose or not folders:
+    names = [entry.name for entry in root.iterdir() if entry.is_dir() and entry.name[0] != "."]
+    if loose or not names:
         found = f"{len(loose)} images such as {loose[0].name} lie" if loose else "nothing lies"
         raise UserError(
-            f"{found} directly in data folder {root}, and {len(folders)} class sub-folders; put "
+            f"{found} directly in data folder {root}, and {len(names)} class sub-folders; put "
             "every image in one sub-folder per class, or train without classes "
             "(--data.unconditional True)"
         )
+    names = in_order(names)
     files, labels = [], []
-    for label, folder in enumerate(folders):
-        if not folder.name.isprintable():
-            raise UserError(f"class folder name {folder.name!r} is not printable text; rename it")
-        found = list_images(folder)
+    for label, name in enumerate(names):
+        found = list_images(root / name)
         if not found:
             raise UserError(
-                f"class folder {folder} holds no image (looked for {', '.join(EXTENSIONS)}); "
+                f"class folder {root / name} holds no image (looked for {', '.join(EXTENSIONS)}); "
                 "remove it or fill it"
             )
         files += found
         labels += [label] * len(found)
-    return files, labels, tuple(folder.name for folder in folders)
+    _check_level(root, names, files)
+    return files, labels, tuple(names)
+
+
+def _check_level(root: Path, names: list[str], files: list[Path]) -> None:
+    """Refuses a root one level too high: what look like classes are parts of the data set."""
+    nested = all(len(file.relative_to(root).parts) > 2 for file in files)
+    if nested and (len(names) == 1 or SPLITS.issuperset(name.lower() for name in names)):
+        inner = root / ("train" if "train" in names else names[0])
+        count = sum(entry.is_dir() for entry in inner.iterdir())
+        raise UserError(
+            f"the only class folders of {root} are {', '.join(names)}, and {inner} holds {count} "
+            f"sub-folders; did you mean --data.path {inner}?"
+        )
 
 
 def _is_image(name: str) -> bool:

@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import os
+import warnings
 from pathlib import Path
+from typing import BinaryIO
 
 import numpy as np
 from PIL import Image
 
 EXTENSIONS = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".tif", ".tiff", ".gif", ".ppm")
+# Pillow's names of what it may try: for others, such as EPS, it would start a foreign program.
+FORMATS = ("PNG", "JPEG", "BMP", "TIFF", "GIF", "PPM", "WEBP")
+MAX_PIXELS = 178_956_970  # of one image; where Pillow stops decoding
 
 
 class BadImage(Exception):
-    """A file that cannot be decoded."""
+    """An image that cannot be decoded. path: its file, or where else it lies."""
 
-    def __init__(self, path: Path, reason: str):
+    def __init__(self, path: Path | str, reason: str):
         super().__init__(path, reason)  # both, so that it survives the way from a worker process
         self.path, self.reason = path, reason
 
@@ -24,14 +29,21 @@ class BadImage(Exception):
         return " ".join(f"{path}: cannot be decoded ({self.reason})".split("\n"))
 
 
-def read_rgb(path: Path) -> Image.Image:
-    """The image in RGB as stored: alpha is dropped and EXIF orientation not applied (as ADM)."""
+def read_rgb(file: Path | BinaryIO, name: str | None = None) -> Image.Image:
+    """The image in RGB as stored: alpha is dropped and EXIF orientation not applied (as ADM).
+
+    name: what BadImage calls the image; needed for a stream. Refuses more than MAX_PIXELS.
+    """
     try:
-        with Image.open(path) as image:
-            image.load()
-            return to_rgb(image)
+        with warnings.catch_warnings():
+            # One per image would flood the log: of broken EXIF, which is not used, of palettes,
+            # and of images that are large but below the limit.
+            warnings.filterwarnings("ignore", module="PIL")
+            with Image.open(file, formats=FORMATS) as image:
+                image.load()
+                return to_rgb(image)
     except Exception as error:  # Pillow's decoders raise a dozen types on broken files
-        raise BadImage(path, str(error) or type(error).__name__) from None
+        raise BadImage(name or file, str(error) or type(error).__name__) from None
 
 
 def to_rgb(image: Image.Image) -> Image.Image:
@@ -49,7 +61,8 @@ def to_rgb(image: Image.Image) -> Image.Image:
 def center_crop(image: Image.Image, size: int) -> np.ndarray:
     """ADM's crop, uint8 (size, size, 3): halve by box while twice too large, bicubic, centre.
 
-    Dhariwal and Nichol (2021), guided-diffusion's `center_crop_arr`; DiT and SiT use the same.
+    Of a grey image (size, size). Dhariwal and Nichol (2021), guided-diffusion's
+    `center_crop_arr`; DiT and SiT use the same.
     """
     while min(image.size) >= 2 * size:
         image = image.resize((image.width // 2, image.height // 2), Image.Resampling.BOX)

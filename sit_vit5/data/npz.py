@@ -1,0 +1,132 @@
+"""npz archives of images and labels, such as `sample/generate.py` and ADM write."""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+import zipfile
+from pathlib import Path
+
+import numpy as np
+
+from sit_vit5.data.image_source import ArrayImages, number_classes
+from sit_vit5.errors import UserError
+
+# Names of the arrays, the first found counts.
+IMAGES, LABELS, CLASS_NAMES = ("images", "arr_0"), ("labels", "arr_1"), ("class_names",)
+MAX_IN_MEMORY = 4 * 10**9  # bytes; a compressed array cannot be mapped
+
+
+class Npz(ArrayImages):
+    """`images` uint8 (N, H, W, 1 or 3) or (N, H, W), `labels` (N,), perhaps `class_names`.
+
+    Images of an uncompressed archive are mapped, not read; those of a compressed one are held in
+    memory by every process. Cropped after ADM where their size is not `image_size`.
+    """
+
+    def __init__(self, path: str | Path, image_size: int, *, unconditional: bool = False):
+        self.path = Path(path)
+        images = self._images()
+        labels, class_names = (None, ()) if unconditional else self._classes(len(images))
+        super().__init__(
+            "npz",
+            images,
+            where=str(path),
+            labels=labels,
+            class_names=class_names,
+            image_size=image_size,
+            digest=self._digest(),
+        )
+
+    def __getstate__(self) -> dict:
+        # A map would travel as its whole content.
+        return {key: value for key, value in self.__dict__.items() if key != "images"}
+
+    def __setstate__(self, state: dict) -> None:
+        self.__dict__.update(state)
+        self.images = self._images()
+
+    def _images(self) -> np.ndarray:
+        images = read_array(self.path, member(self.path, IMAGES))
+        if images.ndim == 3:
+            images = images[..., None]
+        if images.dtype != np.uint8 or images.ndim != 4 or images.shape[3] not in (1, 3):
+            raise UserError(
+                f"the images of {self.path} are {images.dtype} {images.shape}; expected uint8 "
+                "(N, H, W), (N, H, W, 1) or (N, H, W, 3)"
+            )
+        if not images.size:
+            raise UserError(f"{self.path} holds no image: {images.shape}")
+        return images
+
+    def _classes(self, count: int) -> tuple[np.ndarray, tuple[str, ...]]:
+        values = read_array(self.path, member(self.path, LABELS))
+        if values.shape != (count,):
+            raise UserError(f"{self.path} holds labels {values.shape} for {count} images")
+        if CLASS_NAMES[0] not in members(self.path) or values.dtype.kind == "U":
+            return number_classes(values, str(self.path))
+        if values.dtype.kind not in "iu":
+            raise UserError(f"the labels of {self.path} are {values.dtype}; expected integers")
+        names = read_array(self.path, member(self.path, CLASS_NAMES))
+        return values, tuple(str(name) for name in names.reshape(-1))
+
+    def _digest(self) -> str:
+        """Of the archive's own checksums: of gigabytes nothing is read."""
+        sums = [f"{key} {info.CRC} {info.file_size}" for key, info in members(self.path).items()]
+        return hashlib.sha256("\n".join(sorted(sums)).encode()).hexdigest()
+
+
+def members(path: Path) -> dict[str, zipfile.ZipInfo]:
+    """The arrays of an npz by name."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            return {info.filename.removesuffix(".npy"): info for info in archive.infolist()}
+    except (OSError, zipfile.BadZipFile) as error:
+        raise UserError(f"{path} is no npz file: {error}") from None
+
+
+def member(path: Path, names: tuple[str, ...]) -> zipfile.ZipInfo:
+    """The first array there is of these names."""
+    there = members(path)
+    for name in names:
+        if name in there:
+            return there[name]
+    hint = ", or train without classes (--data.unconditional True)" if names == LABELS else ""
+    raise UserError(
+        f"{path} holds {', '.join(there) or 'nothing'}; expected {' or '.join(names)}{hint}"
+    )
+
+
+def read_array(path: Path, info: zipfile.ZipInfo) -> np.ndarray:
+    """An array of an npz, mapped if it is stored as it is; pickled objects are refused."""
+    name = info.filename.removesuffix(".npy")
+    if info.compress_type != zipfile.ZIP_STORED and info.file_size > MAX_IN_MEMORY:
+        raise UserError(
+            f"{name} of {path} takes {info.file_size / 1e9:.1f} GB of memory; save it with "
+            "np.savez, not compressed: then it is read in place"
+        )
+    try:
+        with zipfile.ZipFile(path) as archive, archive.open(info) as entry:
+            if info.compress_type != zipfile.ZIP_STORED:
+                return np.lib.format.read_array(entry, allow_pickle=False)
+            version = np.lib.format.read_magic(entry)
+            read_header = (
+                np.lib.format.read_array_header_1_0
+                if version == (1, 0)
+                else np.lib.format.read_array_header_2_0
+            )
+            shape, fortran, dtype = read_header(entry)
+            start = _content_start(path, info) + entry.tell()
+        if dtype.hasobject:
+            raise ValueError("it holds Python objects")
+        return np.memmap(path, dtype, "r", start, shape, "F" if fortran else "C")
+    except Exception as error:  # zipfile, zlib, numpy's header parser, mmap: a dozen types
+        raise UserError(f"{name} of {path} cannot be read: {error}") from None
+
+
+def _content_start(path: Path, info: zipfile.ZipInfo) -> int:
+    """Where the bytes of a member begin: after its local header, name and extra field."""
+    with path.open("rb") as file:
+        file.seek(info.header_offset + 26)
+        name_length, extra_length = struct.unpack("<HH", file.read(4))
+    return info.header_offset + 30 + name_length + extra_length

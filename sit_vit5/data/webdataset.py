@@ -1,0 +1,212 @@
+"""WebDataset: tar shards in which neighbours of one name are a sample (0001.jpg, 0001.cls).
+
+Once at the start the headers of all members are read; then an image is a place in a file.
+Nothing is ever unpacked.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import re
+import tarfile
+from array import array
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import groupby
+from pathlib import Path
+from typing import BinaryIO
+
+import numpy as np
+from PIL import Image
+
+from sit_vit5.data.image_source import ImageSource, number_classes
+from sit_vit5.data.images import EXTENSIONS, BadImage, read_rgb
+from sit_vit5.distributed import launch_rank
+from sit_vit5.errors import UserError
+from sit_vit5.progress import progress_bar
+
+LABEL = ".cls"
+NAME_FILES = ("classes.txt", "classnames.txt")
+MEGABYTE = 10**6
+
+
+@dataclass(frozen=True)
+class Member:
+    """A file in a tar. key: its path up to the first dot of its name, extension: the rest."""
+
+    key: str
+    extension: str
+    offset: int
+    size: int
+
+
+class Index:
+    """Numbers and one text, not objects: a million samples take some 60 MB.
+
+    Of image i: the number of its tar, offset and size of its bytes, its label (-1: none), the end
+    of its name in `names`.
+    """
+
+    def __init__(self) -> None:
+        self.tars, self.offsets, self.sizes = array("q"), array("q"), array("q")
+        self.labels, self.name_ends = array("q"), array("q")
+        self.names = bytearray()
+
+    def add(self, tar: int, image: Member, label: int) -> None:
+        self.tars.append(tar)
+        self.offsets.append(image.offset)
+        self.sizes.append(image.size)
+        self.labels.append(label)
+        self.names += f"{image.key}{image.extension}".encode("utf-8", "surrogateescape")
+        self.name_ends.append(len(self.names))
+
+    def name(self, place: int) -> str:
+        start = self.name_ends[place - 1] if place else 0
+        return self.names[start : self.name_ends[place]].decode("utf-8", "backslashreplace")
+
+
+class TarShards(ImageSource):
+    """A tar, a folder of tars, or a pattern such as `shards/train-*.tar`.
+
+    Labels are the whole numbers in the `.cls` files. Class names: the lines of `classes.txt` or
+    `classnames.txt` beside the tars, else those numbers, of the classes that there are.
+    """
+
+    def __init__(self, path: str | Path, image_size: int, *, unconditional: bool = False):
+        self.tars = find_tars(Path(path))
+        self.index = read_index(self.tars, labelled=not unconditional)
+        if not len(self.index.sizes):
+            raise UserError(f"{path} holds no image (looked for {', '.join(EXTENSIONS)})")
+        values, class_names = np.array(self.index.labels), ()
+        digest = hashlib.sha256(self.index.names + self.index.sizes.tobytes() + values.tobytes())
+        if unconditional:
+            values = np.zeros_like(values)
+        else:
+            class_names = read_names(self.tars[0].parent)
+            if class_names is None:
+                values, class_names = number_classes(values, str(path))
+        super().__init__(
+            "webdataset",
+            labels=values,
+            class_names=class_names,
+            channels=3,
+            image_size=image_size,
+            digest=digest.hexdigest(),
+        )
+
+    def picture(self, index: int) -> Image.Image:
+        # Opened each time: with kept handles a thousand shards would pass the limit of open files,
+        # and forked processes would share a position.
+        try:
+            with self.tars[self.index.tars[index]].open("rb") as file:
+                file.seek(self.index.offsets[index])
+                content = file.read(self.index.sizes[index])
+        except OSError as error:
+            raise BadImage(self.describe(index), str(error)) from None
+        return read_rgb(io.BytesIO(content), self.describe(index))
+
+    def describe(self, index: int) -> str:
+        return f"{self.index.name(index)} in {self.tars[self.index.tars[index]]}"
+
+
+def find_tars(path: Path) -> list[Path]:
+    """The tars that a path means, sorted by name."""
+    if path.is_dir():
+        found = [file for file in path.glob("*.tar") if file.name[0] != "."]
+    else:
+        found = [path] if path.is_file() else list(path.parent.glob(path.name))
+    if not found:
+        raise UserError(f"{path} is no tar, folder of tars or pattern such as train-*.tar")
+    return sorted(found)
+
+
+def read_names(folder: Path) -> tuple[str, ...] | None:
+    """The class names in a text file, one per line; None if there is none."""
+    for name in NAME_FILES:
+        if (folder / name).is_file():
+            return tuple((folder / name).read_text(encoding="utf-8").splitlines())
+    return None
+
+
+def read_index(tars: list[Path], *, labelled: bool) -> Index:
+    """Reads the headers of all members, and the labels if they are wanted."""
+    index, done = Index(), 0
+    sizes = [tar.stat().st_size for tar in tars]
+    bar = progress_bar(
+        sum(sizes) // MEGABYTE, unit="MB", title="reading the tars", shown=launch_rank() == 0
+    )
+    with bar:
+        for number, (tar, size) in enumerate(zip(tars, sizes, strict=True)):
+            for image, label in samples(tar, labelled=labelled):
+                index.add(number, image, label)
+                bar.update((done + image.offset) // MEGABYTE - bar.n)
+            done += size
+    return index
+
+
+def samples(tar: Path, *, labelled: bool) -> Iterator[tuple[Member, int]]:
+    """The images of a tar in their order, and their labels, -1 if they are not wanted."""
+    wanted = (*EXTENSIONS, LABEL) if labelled else EXTENSIONS
+    with tar.open("rb") as file:
+        there = (found for found in members(tar, file) if found.extension in wanted)
+        for key, group in groupby(there, key=lambda found: found.key):
+            parts = list(group)
+            images = [part for part in parts if part.extension != LABEL]
+            if len(images) != 1 or len(parts) != 1 + labelled:
+                names = ", ".join(key + part.extension for part in parts)
+                raise UserError(
+                    f"{tar}: {names} is no sample; expected one image"
+                    f"{f' and one {LABEL} beside it (tar --sort=name)' if labelled else ''}"
+                )
+            label = -1
+            if labelled:
+                (number,) = [part for part in parts if part.extension == LABEL]
+                label = read_label(tar, file, number)
+            yield images[0], label
+
+
+def read_label(tar: Path, file: BinaryIO, member: Member) -> int:
+    """The whole number in a `.cls` member."""
+    file.seek(member.offset)
+    text = file.read(min(member.size, 32))
+    if not re.fullmatch(rb"\s*\d{1,18}\s*", text):
+        raise UserError(
+            f"{tar}: {member.key}{member.extension} holds {text!r}; expected a whole number"
+        )
+    return int(text)
+
+
+def members(tar: Path, file: BinaryIO) -> Iterator[Member]:
+    """The plain files of a tar that are not hidden; unsafe ones are refused by their names."""
+    try:
+        with tarfile.open(fileobj=file, mode="r:") as archive:
+            while (info := archive.next()) is not None:
+                archive.members.clear()  # else it keeps an object per member
+                if not info.isdir():
+                    yield from _member(tar, info)
+            # tarfile takes a damaged header for the end; the end is a block of zeros.
+            file.seek(archive.offset)
+            if file.read(tarfile.BLOCKSIZE) != bytes(tarfile.BLOCKSIZE):
+                raise tarfile.ReadError(f"no header and no end at byte {archive.offset}")
+    except (tarfile.TarError, OSError, EOFError) as error:
+        raise UserError(
+            f"{tar} is cut short, damaged or compressed ({error}); fetch or unzip it again"
+        ) from None
+
+
+def _member(tar: Path, info: tarfile.TarInfo) -> Iterator[Member]:
+    """The member as ours; nothing if it is hidden."""
+    parts = info.name.split("/")
+    if ".." in parts or info.name[0] == "/":
+        raise UserError(f"{tar}: unsafe name {info.name!r}; make the tar with relative names")
+    if any(part[:1] == "." and part != "." for part in parts):
+        return
+    if not info.isreg() or info.issparse():
+        raise UserError(
+            f"{tar}: {info.name} is a link or another special file; make the tar with plain files "
+            "(tar --dereference --hard-dereference)"
+        )
+    base, dot, extension = parts[-1].partition(".")
+    key = "/".join([*parts[:-1], base])
+    yield Member(key, dot + extension.lower(), info.offset_data, info.size)

@@ -1,0 +1,83 @@
+"""Image files and folders: what is refused, what is kept quiet."""
+
+from __future__ import annotations
+
+import io
+import struct
+import zlib
+
+import pytest
+from builders import pixels, png
+from PIL import Image
+
+from sit_vit5.data.folder import ImageFolder
+from sit_vit5.data.images import BadImage, read_rgb
+from sit_vit5.errors import UserError
+
+
+def test_a_bomb_is_a_bad_image_and_not_decoded(tmp_path):
+    def chunk(kind: bytes, content: bytes) -> bytes:
+        body = kind + content
+        return struct.pack(">I", len(content)) + body + struct.pack(">I", zlib.crc32(body))
+
+    size = struct.pack(">IIBBBBB", 20000, 20000, 8, 2, 0, 0, 0)
+    content = (
+        b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", size) + chunk(b"IDAT", b"") + chunk(b"IEND", b"")
+    )
+    (tmp_path / "bomb.png").write_bytes(content)
+    with pytest.raises(
+        BadImage, match="bomb.png: cannot be decoded.*400000000 pixels.*exceeds limit"
+    ):
+        read_rgb(tmp_path / "bomb.png")
+
+
+def test_broken_exif_and_large_images_warn_of_nothing(tmp_path, recwarn, monkeypatch):
+    image = Image.fromarray(pixels()[0])
+    exif = b"Exif\0\0" + b"II*\0\x08\0\0\0" + struct.pack("<HHHII", 1, 0x011A, 5, 1, 10**6)
+    image.save(tmp_path / "a.jpg", exif=exif)
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 200)  # of the 320 that the image has
+    assert read_rgb(tmp_path / "a.jpg").size == (16, 20)
+    assert not [warning for warning in recwarn if "PIL" in warning.filename]
+    with Image.open(tmp_path / "a.jpg") as plain:  # what is kept away
+        plain.getexif()
+    assert any("decompression bomb" in str(warning.message) for warning in recwarn)
+
+
+def test_formats_that_start_other_programs_are_not_opened(tmp_path):
+    (tmp_path / "a.png").write_bytes(b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 4 4\n%%EOF\n")
+    with pytest.raises(BadImage, match="cannot identify"):
+        read_rgb(tmp_path / "a.png")
+
+
+@pytest.mark.parametrize("kind", ["BMP", "GIF", "JPEG", "MPO", "PNG", "PPM", "TIFF", "WEBP"])
+def test_every_format_is_known_by_its_content(kind, tmp_path):
+    Image.fromarray(pixels()[0]).save(tmp_path / "a.png", kind)
+    assert read_rgb(tmp_path / "a.png").size == (16, 20)
+
+
+def test_a_stream_is_read_as_a_file_is(tmp_path):
+    content = png(pixels()[0])
+    (tmp_path / "a.png").write_bytes(content)
+    assert read_rgb(io.BytesIO(content), "x") == read_rgb(tmp_path / "a.png")
+    with pytest.raises(BadImage, match="row 3: cannot be decoded"):
+        read_rgb(io.BytesIO(content[:40]), "row 3")
+
+
+@pytest.mark.parametrize("parts", [("train",), ("train", "val"), ("images",)])
+def test_a_root_one_level_too_high_is_refused(parts, tmp_path):
+    for part in parts:
+        for name in ("cat", "dog"):
+            (tmp_path / part / name).mkdir(parents=True)
+            Image.new("RGB", (8, 8)).save(tmp_path / part / name / "a.png")
+    inner = tmp_path / parts[0]
+    with pytest.raises(UserError, match=f"holds 2 sub-folders; did you mean --data.path {inner}?"):
+        ImageFolder(tmp_path, 8)
+    assert ImageFolder(inner, 8).class_names == ("cat", "dog")
+    assert len(ImageFolder(tmp_path, 8, unconditional=True)) == 2 * len(parts)
+
+
+def test_images_may_lie_at_any_depth_below_their_class(tmp_path):
+    for name in ("cat", "dog"):
+        (tmp_path / name / "2024").mkdir(parents=True)
+        Image.new("RGB", (8, 8)).save(tmp_path / name / "2024" / "a.png")
+    assert ImageFolder(tmp_path, 8).class_names == ("cat", "dog")

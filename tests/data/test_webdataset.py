@@ -1,0 +1,97 @@
+"""WebDataset tars: samples, names, damage, what is unsafe."""
+
+from __future__ import annotations
+
+import gzip
+import tarfile
+
+import pytest
+from builders import pixels, png, write_tar
+
+from sit_vit5.data.images import BadImage
+from sit_vit5.data.webdataset import TarShards
+from sit_vit5.errors import UserError
+
+CAT = png(pixels()[0])
+
+
+def test_tars_take_names_patterns_and_names_of_classes(tmp_path):
+    first = {"n/b.jpg": CAT, "n/b.cls": b"7\n", "n/b.json": b"{}", "n/.x.jpg": b"", "._a.jpg": b""}
+    write_tar(tmp_path / "train-0.tar", first)
+    write_tar(tmp_path / "train-1.tar", {"a.input.png": CAT, "a.cls": b"11", "a.PNG": CAT})
+    write_tar(tmp_path / "val-0.tar", {"README": b"", "v.cls": b"7", "v.png": CAT})
+    source = TarShards(tmp_path / "train-*.tar", 8)
+    assert source.class_names == ("7", "11") and source.labels.tolist() == [0, 1]
+    assert source.describe(0) == f"n/b.jpg in {tmp_path / 'train-0.tar'}"
+    assert len(TarShards(tmp_path, 8)) == 3 and len(TarShards(tmp_path / "val-0.tar", 8)) == 1
+    (tmp_path / "classnames.txt").write_text("\n".join(f"name {i}" for i in range(12)) + "\n")
+    named = TarShards(tmp_path, 8)
+    assert named.labels.tolist() == [7, 11, 7] and named.class_names[11] == "name 11"
+    (tmp_path / "classes.txt").write_text("cat\ndog\n")
+    with pytest.raises(UserError, match=r"n/b.jpg in .*train-0.tar: label 7 is not in 0\.\.1"):
+        TarShards(tmp_path, 8)
+    with pytest.raises(UserError, match="is no tar, folder of tars or pattern"):
+        TarShards(tmp_path / "other-*.tar", 8)
+
+
+def test_tar_samples_that_are_not_whole_are_named(tmp_path):
+    file = tmp_path / "a.tar"
+    cases = [
+        ({"a.png": CAT}, "a.tar: a.png is no sample; expected one image and one .cls"),
+        ({"a.cls": b"1", "b.png": CAT}, "a.cls is no sample"),
+        ({"a.png": CAT, "b.png": CAT, "a.cls": b"1"}, "a.png is no sample.*tar --sort=name"),
+        ({"a.png": CAT, "a.jpg": CAT, "a.cls": b"1"}, "a.png, a.jpg, a.cls is no sample"),
+        ({"a.png": CAT, "a.cls": b"cat"}, r"a.cls holds b'cat'; expected a whole number"),
+        ({"a.png": CAT, "a.cls": b"-1"}, r"a.cls holds b'-1'; expected a whole number"),
+        ({"a.txt": b""}, "holds no image"),
+        ({"../a.png": CAT}, r"unsafe name '\.\./a.png'"),
+        ({"/etc/a.png": CAT}, "unsafe name '/etc/a.png'"),
+    ]
+    for members, message in cases:
+        write_tar(file, members)
+        with pytest.raises(UserError, match=message):
+            TarShards(file, 8)
+    write_tar(file, {"a.png": CAT, "b.png": CAT})
+    assert len(TarShards(file, 8, unconditional=True)) == 2
+
+
+@pytest.mark.parametrize(
+    "kind", [tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.CHRTYPE, tarfile.FIFOTYPE]
+)
+def test_links_and_devices_in_a_tar_are_refused(kind, tmp_path):
+    with tarfile.open(tmp_path / "a.tar", "w") as archive:
+        info = tarfile.TarInfo("a.png")
+        info.type, info.linkname = kind, "/etc/passwd"
+        archive.addfile(info)
+    with pytest.raises(UserError, match="a.tar: a.png is a link or another special file"):
+        TarShards(tmp_path, 8)
+
+
+def test_a_tar_cut_anywhere_is_named(tmp_path):
+    members = {
+        f"{i}.{kind}": CAT if kind == "png" else b"1" for i in range(3) for kind in ("cls", "png")
+    }
+    file = write_tar(tmp_path / "a.tar", members)
+    content = file.read_bytes()
+    end = TarShards(file, 8).index
+    last = end.offsets[2] + end.sizes[2]
+    for length in (0, 100, 512, 700, end.offsets[1] - 512, last - 5, -(-last // 512) * 512):
+        file.write_bytes(content[:length])
+        with pytest.raises(UserError, match="a.tar is cut short, damaged or compressed"):
+            TarShards(file, 8)
+    file.write_bytes(content[:1024] + b"x" * 512 + content[1536:])  # a header overwritten
+    with pytest.raises(UserError, match="no header and no end at byte 1024"):
+        TarShards(file, 8)
+    file.write_bytes(gzip.compress(content))
+    with pytest.raises(UserError, match="damaged or compressed"):
+        TarShards(file, 8)
+
+
+def test_an_image_of_a_tar_that_cannot_be_decoded_is_named(tmp_path):
+    write_tar(tmp_path / "a.tar", {"x/a.png": CAT[:50], "x/a.cls": b"0"})
+    source = TarShards(tmp_path, 8)
+    with pytest.raises(BadImage, match=r"x/a.png in .*a.tar: cannot be decoded"):
+        source.load(0)
+    (tmp_path / "a.tar").unlink()
+    with pytest.raises(BadImage, match="No such file"):
+        source.load(0)
