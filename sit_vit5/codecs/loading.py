@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -156,7 +157,9 @@ def _place(source: str) -> tuple[str, str | None]:
 @contextmanager
 def _errors_in_one_line(source: str) -> Iterator[None]:
     try:
-        yield
+        with warnings.catch_warnings():  # of arguments that diffusers still gives to the hub
+            warnings.filterwarnings("ignore", module="huggingface_hub")
+            yield
     except Exception as error:  # diffusers raises OSError, ValueError, hub and HTTP errors
         from huggingface_hub.errors import LocalEntryNotFoundError
 

@@ -190,6 +190,7 @@ def moments(job: Job, visit: Visit, processes: Processes) -> np.ndarray:
     import numpy as np
     import torch
 
+    from sit_vit5.codecs.autoencoder import NonFiniteLatents
     from sit_vit5.data.loader import from_uint8
 
     layout = job.layout
@@ -197,7 +198,15 @@ def moments(job: Job, visit: Visit, processes: Processes) -> np.ndarray:
         return np.empty((0, layout.mirrors, *layout.moments_shape), np.float32)
     images = from_uint8(torch.from_numpy(visit.pixels).to(processes.device))  # (n, C, H, W)
     sides = [images, images.flip(-1)][: layout.mirrors]
-    found = torch.stack([job.codec.moments(side) for side in sides], dim=1)
+    try:
+        found = torch.stack([job.codec.moments(side) for side in sides], dim=1)
+    except NonFiniteLatents as error:  # row D10: nothing of it enters the cache
+        good = [index for index in visit.indices if index not in visit.bad]
+        names = ", ".join(job.source.describe(good[row]) for row in error.rows)
+        raise UserError(
+            f"the codec {job.options.codec.name} gives latents that are not finite for {names}; "
+            "check the images and the autoencoder's weights"
+        ) from None
     return found.cpu().numpy()
 
 

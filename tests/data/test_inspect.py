@@ -7,12 +7,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 from test_latent_cache import ALONE, job
 
+from sit_vit5.codecs import build_codec
 from sit_vit5.data import encode as encoding
 from sit_vit5.data.inspect.__main__ import main
 from sit_vit5.data.latent_cache import LatentCache
+from sit_vit5.data.loader import posterior_noise
 from sit_vit5.data.verify import verify
 from sit_vit5.errors import UserError
 
@@ -76,16 +79,13 @@ def test_a_cache_is_described_and_decoded_if_its_codec_is_here(inspect, cache, t
 
 
 def test_statistics_are_those_of_the_normalised_latents(inspect, cache, tiny_vae):
-    from sit_vit5.codecs import build_codec
-
     codec = build_codec("sd-vae-ema", str(tiny_vae))
     stored = LatentCache(cache)
+    noise = posterior_noise(0, (4, 4, 4), 0, range(1200))
     draws = []
     for mirror in (False, True):
         moments, _ = stored.batch(np.tile(np.arange(24), 50), np.full(1200, mirror))
-        import torch
-
-        draws.append(codec.latents(torch.from_numpy(moments), torch.randn(1200, 4, 4, 4)))
+        draws.append(codec.latents(torch.from_numpy(moments), noise))
     std = torch.cat(draws).std().item()
     said = inspect("--data.path", cache)
     (line,) = [line for line in said.splitlines() if line.startswith("latents: mean")]

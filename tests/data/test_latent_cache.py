@@ -244,6 +244,24 @@ def pixels_of_good(image_folder: Path, vae: Path) -> tuple[torch.Tensor, object]
     return pixels(image_folder, vae)
 
 
+def test_latents_that_are_not_finite_stop_the_encoding_with_the_files_name(
+    tmp_path, image_folder, tiny_vae
+):
+    (image_folder / "cat" / "00.png").write_bytes(b"broken")
+    begun = job(tmp_path / "c", image_folder, tiny_vae, "--data.on-bad-image", "skip")
+    encode_one = begun.codec.vae.encode
+
+    def poisoned(images: torch.Tensor):
+        found = encode_one(images)
+        found.latent_dist.mean[1] = float("nan")
+        return found
+
+    begun.codec.vae.encode = poisoned
+    with pytest.raises(UserError, match=r"sd-vae-ema gives latents .* for \S*cat/02.png; check"):
+        encoding.encode(begun, ALONE)
+    assert not list(begun.folder.glob("*.partial")) and not (begun.folder / "index.json").exists()
+
+
 def test_float16_halves_the_disk_and_rounds_to_three_digits(
     cache, tmp_path, image_folder, tiny_vae
 ):
