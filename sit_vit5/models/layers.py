@@ -11,6 +11,7 @@ from einops import rearrange
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
+from sit_vit5.models.conditioning import modulate
 from sit_vit5.models.linear import Linear, to_weights
 from sit_vit5.models.rope import as_complex, rotate
 from sit_vit5.precision import at_least_fp32, no_autocast
@@ -110,7 +111,12 @@ class RMSNorm(nn.Module):
         super().__init__()
         self.weight = nn.Parameter(torch.ones(width)) if affine else None
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(
+        self, x: Tensor, shift: Tensor | None = None, scale: Tensor | None = None
+    ) -> Tensor:
+        """x: (..., D); shift, scale: (B, 1, D), of adaLN, for a norm without a weight."""
+        if scale is not None:  # the norm and its modulation have one written gradient
+            return normed_and_turned(x, 1 + scale).add_(shift).to(x.dtype)
         if self.weight is None:
             return over_rms(x).to(x.dtype)
         if x.dtype == self.weight.dtype:
@@ -127,8 +133,12 @@ class LayerNorm(nn.Module):
         self.weight = nn.Parameter(torch.ones(width)) if affine else None
         self.bias = nn.Parameter(torch.zeros(width)) if affine else None
 
-    def forward(self, x: Tensor) -> Tensor:
-        return F.layer_norm(at_least_fp32(x), self.shape, self.weight, self.bias, EPS).to(x.dtype)
+    def forward(
+        self, x: Tensor, shift: Tensor | None = None, scale: Tensor | None = None
+    ) -> Tensor:
+        """x: (..., D); shift, scale: (B, 1, D), of adaLN, for a norm without a weight."""
+        normed = F.layer_norm(at_least_fp32(x), self.shape, self.weight, self.bias, EPS)
+        return modulate(normed.to(x.dtype), shift, scale)
 
 
 # Token norms by name; affine=False where adaLN supplies scale and shift.
@@ -252,7 +262,23 @@ class Attention(nn.Module):
             k, v = F.pad(k, (0, 0, 0, 1)), F.pad(v, (0, 0, 0, 1))
             still = self.sink.new_zeros(self.heads, 1, k.shape[2] - 1)
             bias = torch.cat([still, self.sink[:, None, None]], dim=2)[None].to(q.dtype)
+        elif v.dtype == torch.bfloat16 and v.device.type == "cpu":
+            return bf16_attention_on_cpu(q, k, v)
         return F.scaled_dot_product_attention(q, k, v, attn_mask=bias)
+
+
+def bf16_attention_on_cpu(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """scaled_dot_product_attention of q, k, v (B, K, N, d); an odd number of keys is padded.
+
+    PyTorch's kernel takes twice as long on 201 or 261 keys, with two threads, as on 208 or 272.
+    """
+    tokens = k.shape[2]
+    if tokens % 2 == 0 or tokens > 512:  # the kernel's tile of keys: of several, few are odd
+        return F.scaled_dot_product_attention(q, k, v)
+    padding = -tokens % 16
+    k, v = F.pad(k, (0, 0, 0, padding)), F.pad(v, (0, 0, 0, padding))
+    bias = F.pad(q.new_zeros(1, 1, 1, tokens), (0, padding), value=-torch.inf)
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=bias)
 
 
 def set_attention(model: nn.Module, name: str) -> None:
