@@ -96,7 +96,7 @@ class Block(nn.Module):
 
     def _add(self, x: Tensor, gate: Tensor | None, branch: Tensor) -> Tensor:
         branch = self._drop(branch)
-        branch = branch.to(x.dtype)  # a sum of fp32 and bf16 takes twice as long on a CPU
+        branch = branch.to(x.dtype)  # on a CPU faster than mixing dtypes in the sum
         return x + branch if gate is None else torch.addcmul(x, gate, branch)  # in one pass
 
     def _drop(self, branch: Tensor) -> Tensor:

@@ -273,7 +273,7 @@ def bf16_attention_on_cpu(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     PyTorch's kernel takes twice as long on 201 or 261 keys, with two threads, as on 208 or 272.
     """
     tokens = k.shape[2]
-    if tokens % 2 == 0 or tokens > 512:  # the kernel's tile of keys: of several, few are odd
+    if tokens % 2 == 0 or tokens > 512:  # beyond 512, padding cost time at 577 and 1,029 keys
         return F.scaled_dot_product_attention(q, k, v)
     padding = -tokens % 16
     k, v = F.pad(k, (0, 0, 0, padding)), F.pad(v, (0, 0, 0, padding))
