@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from sit_vit5.errors import UserError
-from sit_vit5.models.conditioning import Modulation, modulate
+from sit_vit5.models.conditioning import Modulation
 from sit_vit5.models.layers import MLPS, TOKEN_NORMS, Attention
 from sit_vit5.recipes import Recipe
 
@@ -86,9 +86,9 @@ class Block(nn.Module):
     def forward(self, x: Tensor, c: Tensor | None, rope: Tensor | None) -> Tensor:
         """x: (B, N, D), fp32; c: conditioning (B, D), None if unconditional; rope: (N, D/K/2, 2)"""
         shift1, scale1, gate1, shift2, scale2, gate2 = self._modulation(c)
-        attended = self.attention(modulate(self.norm1(x), shift1, scale1), rope)
+        attended = self.attention(self.norm1(x, shift1, scale1), rope)
         x = self._add(x, self.gate1(gate1), self.post_norm1(attended))
-        mixed = self.mlp(modulate(self.norm2(x), shift2, scale2))
+        mixed = self.mlp(self.norm2(x, shift2, scale2))
         return self._add(x, self.gate2(gate2), self.post_norm2(mixed))
 
     def _modulation(self, c: Tensor | None) -> tuple[Tensor | None, ...]:
@@ -96,8 +96,8 @@ class Block(nn.Module):
 
     def _add(self, x: Tensor, gate: Tensor | None, branch: Tensor) -> Tensor:
         branch = self._drop(branch)
-        # One pass over the tokens; fp32 because x and the gate are.
-        return x + branch if gate is None else torch.addcmul(x, gate, branch)
+        branch = branch.to(x.dtype)  # on a CPU faster than mixing dtypes in the sum
+        return x + branch if gate is None else torch.addcmul(x, gate, branch)  # in one pass
 
     def _drop(self, branch: Tensor) -> Tensor:
         """Stochastic depth (Huang et al., 2016): kept branches are scaled to keep the mean."""

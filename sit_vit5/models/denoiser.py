@@ -8,7 +8,7 @@ from torch.utils.checkpoint import checkpoint
 
 from sit_vit5.errors import UserError
 from sit_vit5.models.block import Block
-from sit_vit5.models.conditioning import Conditioning, Modulation, modulate
+from sit_vit5.models.conditioning import Conditioning, Modulation
 from sit_vit5.models.layers import (
     TOKEN_NORMS,
     PatchEmbed,
@@ -97,7 +97,7 @@ class Denoiser(nn.Module):
         shift, scale = self.final_modulation(c)
         # fp32: the output layer costs nothing, and bf16 would round every prediction to 8 bits.
         with no_autocast(x.device):
-            x = self.final(modulate(self.final_norm(x[:, :patches].float()), shift, scale))
+            x = self.final(self.final_norm(x[:, :patches].float(), shift, scale))
         return unpatchify(x, grid, self.backbone.patch_size)
 
     def _run(self, block: Block, x: Tensor, c: Tensor, rope: Tensor | None) -> Tensor:

@@ -13,6 +13,7 @@ from sit_vit5.models.layers import (
     LayerNorm,
     PatchEmbed,
     RMSNorm,
+    bf16_attention_on_cpu,
     clamped_swiglu,
     geglu,
     normed_and_turned,
@@ -191,6 +192,50 @@ def test_the_written_gradient_of_the_norm_is_that_of_autograd(scale):
     torch.testing.assert_close(over_rms(x), plain)
     expected = torch.autograd.grad(plain, x, g)
     torch.testing.assert_close(torch.autograd.grad(over_rms(x), x, g), expected)
+
+
+@pytest.mark.parametrize("weight_shape", [(8,), (2, 1, 8)])  # of a norm; of adaLN, 1 + scale
+@pytest.mark.parametrize("turned", [False, True])
+@pytest.mark.parametrize("scale", [1e-4, 1.0, 1e3])
+def test_the_written_gradient_by_input_and_weight_is_that_of_autograd(weight_shape, turned, scale):
+    torch.manual_seed(0)
+    table = rotary_table((2, 3), 8, theta=100.0, registers=0, register_theta=None).double()
+    x = (scale * torch.randn(2, 6, 8, dtype=torch.float64)).requires_grad_()
+    weight = torch.randn(weight_shape, dtype=torch.float64, requires_grad=True)
+    written = normed_and_turned(x, weight, table if turned else None)
+    plain = x / (x.square().mean(-1, keepdim=True) + 1e-6).sqrt() * weight
+    plain = rotate(plain, table) if turned else plain
+    torch.testing.assert_close(written, plain)
+    g = torch.randn(2, 6, 8, dtype=torch.float64)
+    results = [torch.autograd.grad(y, (x, weight), g) for y in (written, plain)]
+    torch.testing.assert_close(*results)
+
+
+@pytest.mark.parametrize("norm", [RMSNorm, LayerNorm])
+def test_a_norm_modulates_what_it_normed(norm):
+    torch.manual_seed(0)
+    x = torch.randn(2, 5, 8, dtype=torch.float64, requires_grad=True)
+    shift, scale = torch.randn(2, 2, 1, 8, dtype=torch.float64, requires_grad=True)
+    norm, g = norm(8, affine=False), torch.randn(2, 5, 8, dtype=torch.float64)
+    modulated, plain = norm(x, shift, scale), norm(x) * (1 + scale) + shift
+    torch.testing.assert_close(modulated, plain)
+    inputs = (x, shift, scale)
+    results = [torch.autograd.grad(y, inputs, g, retain_graph=True) for y in (modulated, plain)]
+    torch.testing.assert_close(*results)
+    with torch.no_grad():
+        torch.testing.assert_close(norm(x, shift, scale), plain)
+
+
+@pytest.mark.parametrize("tokens", [5, 6])
+def test_padded_attention_in_bf16_is_that_of_the_formula(tokens):
+    torch.manual_seed(0)
+    q, k, v = (torch.randn(2, 3, tokens, 16).bfloat16().requires_grad_() for _ in range(3))
+    mixed, g = bf16_attention_on_cpu(q, k, v), torch.randn(2, 3, tokens, 16).bfloat16()
+    low = (mixed, *torch.autograd.grad(mixed, (q, k, v), g))
+    q, k, v = (x.detach().double().requires_grad_() for x in (q, k, v))
+    mixed = (q @ k.mT / 4).softmax(-1) @ v
+    for x, exact in zip(low, (mixed, *torch.autograd.grad(mixed, (q, k, v), g)), strict=True):
+        close_to_fp64(x, exact, 2**-6)
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
