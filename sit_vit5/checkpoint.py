@@ -48,7 +48,8 @@ _LEFT_BY_A_KILL = re.compile(r"step_\d+\.(partial|replaced|pruned)")
 class State:
     """Everything about a checkpoint that is neither weights nor configuration.
 
-    out_channels and timesteps: an imported DiT's, see `Denoiser`.
+    codec: what tells the codec from another, compared. codec_origin: where its weights came from,
+    for people. out_channels and timesteps: an imported DiT's, see `Denoiser`.
     """
 
     step: int
@@ -60,6 +61,7 @@ class State:
     class_names: tuple[str, ...]
     data: dict
     codec: dict
+    codec_origin: dict = field(default_factory=dict)
     out_channels: int | None = None
     timesteps: int = 0
     schema: int = SCHEMA

@@ -98,6 +98,7 @@ def convert_denoiser(official: OfficialFile, options: ConvertConfig, target: Pat
         class_names=names or default_names(model.num_classes),
         data=_origin(official),
         codec=codec.identity,
+        codec_origin=codec.origin,
         out_channels=model.out_channels if dit else None,
         timesteps=model.timesteps,
     )

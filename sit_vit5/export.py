@@ -51,13 +51,13 @@ def main(argv: list[str]) -> None:
 
 def build_pipeline(checkpoint: Checkpoint, options: ExportConfig) -> SiTPipeline:
     """The checkpoint's network, autoencoder, classes and objective as a pipeline."""
-    from sit_vit5.codecs.autoencoder_kl import AutoencoderKLCodec
+    from sit_vit5.codecs.autoencoder import AutoencoderCodec
     from sit_vit5.models.diffusers_model import ViT5SiT
     from sit_vit5.pipeline import SiTPipeline
     from sit_vit5.sampling.load import open_codec
 
     codec = open_codec(checkpoint, options.codec_path)
-    vae = codec.vae if isinstance(codec, AutoencoderKLCodec) else None
+    vae = codec.vae if isinstance(codec, AutoencoderCodec) else None
     if vae is not None:
         vae.register_to_config(_name_or_path=None)  # a path on this machine
     objective = checkpoint.config.objective

@@ -9,11 +9,17 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 import torch
-from diffusers import AutoencoderKL, DiffusionPipeline, ImagePipelineOutput
+from diffusers import (
+    AutoencoderDC,
+    AutoencoderKL,
+    AutoencoderTiny,
+    DiffusionPipeline,
+    ImagePipelineOutput,
+)
 from PIL import Image
 from torch import Tensor
 
-from sit_vit5.codecs.autoencoder_kl import AutoencoderKLCodec
+from sit_vit5.codecs.autoencoder import AutoencoderCodec
 from sit_vit5.codecs.identity import IdentityCodec
 from sit_vit5.config import GuidanceConfig, ObjectiveConfig, SamplerConfig, SdeConfig, check_values
 from sit_vit5.errors import UserError, choose
@@ -52,7 +58,7 @@ class SiTPipeline(DiffusionPipeline):
     def __init__(
         self,
         transformer: ViT5SiT,
-        vae: AutoencoderKL | None = None,
+        vae: AutoencoderKL | AutoencoderTiny | AutoencoderDC | None = None,
         id2label: dict[str, str] | None = None,
         interpolant: str = "linear",
         prediction: str = "velocity",
@@ -208,8 +214,8 @@ class SiTPipeline(DiffusionPipeline):
             None if reference is None or settings.guidance.scale == 1 else reference.transformer,
         )
 
-    def _codec(self) -> IdentityCodec | AutoencoderKLCodec:
-        return IdentityCodec() if self.vae is None else AutoencoderKLCodec(self.vae)
+    def _codec(self) -> IdentityCodec | AutoencoderCodec:
+        return IdentityCodec() if self.vae is None else AutoencoderCodec(self.vae)
 
     def _kind(self) -> dict[str, object]:
         """As `sampling.load.kind` of a checkpoint."""

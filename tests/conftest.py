@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from autoencoders import random_autoencoder
 from helpers import ROOT, command_environment, command_line
 from PIL import Image
 
@@ -66,17 +67,6 @@ def image_folder(tmp_path: Path) -> Path:
 @pytest.fixture(scope="session")
 def tiny_vae(tmp_path_factory) -> Path:
     """An AutoencoderKL of random weights, 4 latent channels, factor 2, saved by diffusers."""
-    from diffusers import AutoencoderKL
-
-    torch.manual_seed(0)
-    vae = AutoencoderKL(
-        block_out_channels=(8, 8),
-        down_block_types=("DownEncoderBlock2D",) * 2,
-        up_block_types=("UpDecoderBlock2D",) * 2,
-        layers_per_block=1,
-        norm_num_groups=4,
-        latent_channels=4,
-    )
     folder = tmp_path_factory.mktemp("vae")
-    vae.save_pretrained(folder)
+    random_autoencoder("scale").save_pretrained(folder)
     return folder

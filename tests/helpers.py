@@ -23,12 +23,13 @@ TINY = ("--config", "tests/tiny.yaml")
 
 
 def command_line(script: str, *arguments: object, processes: int = 1) -> list[str]:
-    """The command that runs a script on one process, or on several under torchrun."""
+    """The command that runs a script or module on one process, or on several under torchrun."""
     launcher = [sys.executable]
     if processes > 1:
         launcher += ["-m", "torch.distributed.run", "--nproc-per-node", str(processes)]
         launcher += ["--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0"]
-    return [*launcher, script, *map(str, arguments)]
+    module = ["-m"] if script.startswith("sit_vit5.") else []
+    return [*launcher, *module, script, *map(str, arguments)]
 
 
 def command_environment() -> dict[str, str]:

@@ -64,6 +64,14 @@ def test_a_checkpoint_reads_back_equal_and_needs_nothing_else(tmp_path, config):
         assert all(torch.equal(average[key], raw[key] + shift) for key in raw)
 
 
+def test_a_checkpoint_from_before_origins_were_recorded_is_read(tmp_path, config):
+    file = save(tmp_path, config, 1) / "state.json"
+    old = json.loads(file.read_text())
+    assert old.pop("codec_origin") == {}
+    file.write_text(json.dumps(old))
+    assert open_checkpoint(tmp_path / "latest").state == state(1)
+
+
 def test_unknown_weights_are_refused_with_the_existing_ones(tmp_path, config):
     found = open_checkpoint(save(tmp_path, config, 1))
     with pytest.raises(

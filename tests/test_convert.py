@@ -54,6 +54,7 @@ def test_the_imported_network_is_the_official_one(tmp_path, sit, tiny_vae):
     torch.testing.assert_close(ours, golden["output.forward"], atol=1e-4, rtol=0)
     assert (checkpoint.denoiser("raw")(*inputs) - ours).abs().max() > 0.1
     assert checkpoint.state.class_names == tuple("0123456789")
+    assert checkpoint.state.codec_origin == {"id": tiny_vae.name}
     assert checkpoint.state.data["file"] == "sit.pt" and len(checkpoint.state.data["sha256"]) == 64
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from autoencoders import random_autoencoder
 from diffusers import DiffusionPipeline
 from helpers import ROOT, command_environment
 from PIL import Image
@@ -60,13 +61,14 @@ def write_checkpoint(
     folder: Path,
     *,
     vae: Path | None = None,
+    codec_name: str = "sd-vae-ema",
     names: tuple[str, ...] = NAMES,
     objective: ObjectiveConfig = ObjectiveConfig(shift=1.5),
     timesteps: int = 0,
     seed: int = 0,
 ) -> Path:
     """A checkpoint of random weights, raw and averaged, as training leaves it."""
-    codec = CodecConfig("identity") if vae is None else CodecConfig("sd-vae-ema", str(vae))
+    codec = CodecConfig("identity") if vae is None else CodecConfig(codec_name, str(vae))
     channels = 1 if vae is None else 4
     raw, ema = (
         denoiser(2 * seed + place, channels=channels, classes=len(names), timesteps=timesteps)
@@ -150,6 +152,15 @@ def test_images_are_to_the_byte_those_of_the_sampling_commands(checkpoint, optio
     )  # fmt: skip
     assert len(np.unique(drawn)) > 20
     assert np.array_equal(drawn, np.concatenate(expected))
+
+
+def test_a_tiny_autoencoder_is_exported_like_another(tmp_path):
+    random_autoencoder("tiny").save_pretrained(tmp_path / "vae")
+    folder = write_checkpoint(tmp_path / "a", vae=tmp_path / "vae", codec_name="taesd")
+    options = SamplerConfig(str(folder), steps=2, guidance=GuidanceConfig(1.5))
+    expected = load(options, torch.device("cpu")).generator(range(1), [2]).pixels.numpy()
+    drawn = pixels(quiet(exported(folder)), 2, steps=2, guidance_scale=1.5)
+    assert np.array_equal(drawn, expected) and drawn.shape == (1, 16, 24, 3)
 
 
 def test_the_picture_of_the_grid_command_holds_these_images(checkpoint, tmp_path):

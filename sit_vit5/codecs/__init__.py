@@ -1,18 +1,21 @@
 """Pixels to normalised latents and back. One object owns scale and shift.
 
-A new codec is one class and one line in `CODECS`.
+A new codec is one class and one line in `CODECS`; a new class of diffusers one line in
+`loading.KINDS`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from functools import partial
 from typing import Protocol
 
 from torch import Tensor
 
-from sit_vit5.codecs.autoencoder_kl import AutoencoderKLCodec
+from sit_vit5.codecs.autoencoder import AutoencoderCodec
 from sit_vit5.codecs.identity import IdentityCodec
-from sit_vit5.errors import choose
+from sit_vit5.codecs.loading import AUTOENCODERS
+from sit_vit5.codecs.recorded import RecordedCodec
+from sit_vit5.errors import UserError, choose
 
 
 class Codec(Protocol):
@@ -35,7 +38,10 @@ class Codec(Protocol):
     def encode(self, images: Tensor, noise: Tensor | None) -> Tensor: ...
 
     def moments(self, images: Tensor) -> Tensor:
-        """What a latent cache holds: raw, before the draw and the normalisation."""
+        """What a latent cache holds: raw, before the draw and the normalisation.
+
+        Raises `autoencoder.NonFiniteLatents`, which names the images.
+        """
         ...
 
     def latents(self, moments: Tensor, noise: Tensor | None) -> Tensor:
@@ -45,23 +51,46 @@ class Codec(Protocol):
     def decode(self, latents: Tensor) -> Tensor: ...
 
 
-# By name: the codec from a path (None: its own hub id), from this machine alone if asked.
-CODECS: dict[str, Callable[[str | None, bool], Codec]] = {
-    "identity": lambda path, local: IdentityCodec(path),
-    "sd-vae-ema": lambda path, local: AutoencoderKLCodec.load(
-        path or "stabilityai/sd-vae-ft-ema", local_only=local
-    ),
-    "sd-vae-mse": lambda path, local: AutoencoderKLCodec.load(
-        path or "stabilityai/sd-vae-ft-mse", local_only=local
-    ),
-}
-# Tiny decoders of the same latents.
-TINY: dict[str, str] = {}
+class Build(Protocol):
+    """path: a local folder or hub id, None for the codec's own. local_only: no network."""
+
+    def __call__(self, path: str | None, *, local_only: bool) -> Codec: ...
+
+
+def _identity(path: str | None, *, local_only: bool) -> Codec:
+    del local_only
+    return IdentityCodec(path)
+
+
+CODECS: dict[str, Build] = {"identity": _identity}
+CODECS |= {name: partial(AutoencoderCodec.load, name) for name in AUTOENCODERS}
+# Tiny decoders of the same latents. TAESD learned Stable Diffusion's with their scale in, so its
+# own scaling_factor is 1.
+TINY: dict[str, str] = {"sd-vae-ema": "taesd", "sd-vae-mse": "taesd"}
+STABLE_DIFFUSION_SCALE = 0.18215
 
 
 def build_codec(name: str, path: str | None = None, *, local_only: bool = False) -> Codec:
     """The codec called `name`; path: local folder or hub id instead of the name's own."""
-    return choose("codec", name, CODECS)(path, local_only)
+    return choose("codec", name, CODECS)(path, local_only=local_only)
+
+
+def local_codec(recorded: RecordedCodec, path: str | None) -> Codec | None:
+    """What decodes a cache's latents without a download: its codec, else a tiny one of the same."""
+    own = _on_this_machine(recorded.name, path)
+    if own is not None and own.identity == recorded.identity:
+        return own
+    # --codec.path may have named another autoencoder, with another scale and other latents.
+    if recorded.name in TINY and recorded.identity.get("scale") == STABLE_DIFFUSION_SCALE:
+        return _on_this_machine(TINY[recorded.name], None)
+    return None
+
+
+def _on_this_machine(name: str, path: str | None) -> Codec | None:
+    try:
+        return build_codec(name, path, local_only=True)
+    except UserError:
+        return None
 
 
 def to_uint8(images: Tensor) -> Tensor:

@@ -7,6 +7,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+# Standard deviation of latents of the right scale: SiT's settings are made for about 1.
+USUAL_STD = (0.5, 2.0)
+
 
 @dataclass(frozen=True)
 class Normalisation:
@@ -20,6 +23,19 @@ class Normalisation:
         """What a codec's identity records: a number or a list under scale and shift."""
         return cls(_numbers(identity.get("scale", 1.0)), _numbers(identity.get("shift", 0.0)))
 
+    @classmethod
+    def of_autoencoder(cls, config: dict) -> Normalisation:
+        """What diffusers' pipelines do by an autoencoder's configuration.
+
+        scale * (raw - shift) by scaling_factor and shift_factor (Stable Diffusion 3, FLUX); where
+        there are statistics per channel, scaling_factor * (raw - mean) / std (Stable Diffusion XL).
+        """
+        scale, shift = config["scaling_factor"], config.get("shift_factor") or 0.0
+        mean, std = config.get("latents_mean"), config.get("latents_std")
+        if mean is None or std is None:
+            return cls((scale,), (shift,))
+        return cls(tuple(scale / number for number in std), tuple(mean))
+
     def record(self) -> dict:
         """For a codec's identity; a single number is written as one, a shift of 0 not at all."""
         found = {"scale": _shortest(self.scale), "shift": _shortest(self.shift)}
@@ -27,7 +43,9 @@ class Normalisation:
 
     def apply(self, raw: Tensor) -> Tensor:
         """Raw to normalised latents, (B, c, h, w)."""
-        return (raw - _column(self.shift, raw)) * _column(self.scale, raw)
+        if any(self.shift):
+            raw = raw - _column(self.shift, raw)
+        return raw * _column(self.scale, raw)
 
     def undo(self, latents: Tensor) -> Tensor:
         """Normalised to raw latents, (B, c, h, w)."""
@@ -43,7 +61,7 @@ def draw_latents(moments: Tensor, noise: Tensor | None, normalisation: Normalisa
     if noise is None:
         return normalisation.apply(moments)
     mean, log_variance = moments.chunk(2, dim=1)
-    return normalisation.apply(mean + torch.exp(0.5 * log_variance) * noise)
+    return normalisation.apply(torch.addcmul(mean, (0.5 * log_variance).exp_(), noise))
 
 
 def _numbers(value: float | list[float]) -> tuple[float, ...]:

@@ -46,4 +46,5 @@ class RecordedCodec:
 
     def latents(self, moments: Tensor, noise: Tensor | None) -> Tensor:
         """Normalised latents (B, c, h, w)."""
+        noise = noise if self.draws_noise else None
         return draw_latents(moments, noise, Normalisation.of(self.identity))

@@ -12,6 +12,12 @@ from sit_vit5.config.conversion import (
 from sit_vit5.config.conversion import (
     ExportConfig as ExportConfig,
 )
+from sit_vit5.config.encoding import (
+    EncodeConfig as EncodeConfig,
+)
+from sit_vit5.config.encoding import (
+    InspectConfig as InspectConfig,
+)
 from sit_vit5.config.evaluation import (
     AttentionConfig as AttentionConfig,
 )

@@ -15,6 +15,7 @@ _AT_LEAST = {
     "steps": 1,
     "batch_size": 1,
     "accumulation": 1,
+    "shard_size": 1,
     "log_every": 1,
     "max_skipped": 1,
     "seed": 0,

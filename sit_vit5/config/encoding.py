@@ -1,4 +1,4 @@
-"""The options of sit_vit5.data.encode."""
+"""The options of sit_vit5.data.encode and sit_vit5.data.inspect."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Literal
 
 from sit_vit5.config.checks import check_values
 from sit_vit5.config.training import CodecConfig, DataConfig
+from sit_vit5.errors import UserError
 
 
 @dataclass(frozen=True)
@@ -26,3 +27,22 @@ class EncodeConfig:
 
     def __post_init__(self) -> None:
         check_values(self)
+
+
+@dataclass(frozen=True)
+class InspectConfig:
+    """Look at a data set or a latent cache before training on it."""
+
+    out: str = "inspect.png"
+    """Picture to write: a few images of the first classes."""
+    sample: int = 1000
+    """Images that are decoded to look for oddities, drawn at random."""
+    verify: bool = False
+    """Decode every image; of a cache, read every number and compare the hashes."""
+    data: DataConfig = DataConfig()
+    codec: CodecConfig = CodecConfig()
+
+    def __post_init__(self) -> None:
+        check_values(self)
+        if not self.out.lower().endswith(".png"):
+            raise UserError(f"out {self.out} must end in .png")

@@ -44,9 +44,11 @@ class CodecConfig:
     """How images become the latents that the model sees."""
 
     name: str = "sd-vae-ema"
-    """identity (pixels), sd-vae-ema or sd-vae-mse (Stable Diffusion's AutoencoderKL)."""
+    """identity (pixels), sd-vae-ema or sd-vae-mse (Stable Diffusion's AutoencoderKL), taesd (its
+    tiny AutoencoderTiny), or diffusers (the AutoencoderKL, -Tiny or -DC at path)."""
     path: str | None = None
-    """Local folder or hub id of the autoencoder, instead of the name's own hub id."""
+    """Local folder or hub id (ORG/NAME, ORG/NAME/vae) of the autoencoder, instead of the name's
+    own; diffusers has none of its own."""
 
 
 @dataclass(frozen=True)

@@ -42,7 +42,8 @@ class LatentCache:
     """Reads a cache as a source whose items are moments; `batch` copies them from memory maps.
 
     mirrored: whether mirrors will be asked for. Refuses an unfinished cache, one of another version
-    or image size, and shards of another length; `sit_vit5.data.inspect --verify` checks hashes.
+    or image size (None: any), and shards of another length; `sit_vit5.data.inspect --verify` checks
+    hashes.
     """
 
     kind = "moments"
@@ -51,13 +52,13 @@ class LatentCache:
         self,
         path: str | Path,
         *,
-        image_size: int,
-        mirrored: bool = True,
+        image_size: int | None = None,
+        mirrored: bool = False,
         unconditional: bool = False,
     ):
         self.root = Path(path)
         index = read_index(self.root)
-        if index["image_size"] != image_size:
+        if image_size not in (None, index["image_size"]):
             raise UserError(
                 f"latent cache {self.root} was encoded from images of {index['image_size']} "
                 f"pixels, data.image_size is {image_size}; use {index['image_size']}, or encode "

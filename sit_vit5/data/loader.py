@@ -7,8 +7,6 @@ skipped, whatever the number of processes, workers or accumulation steps.
 
 from __future__ import annotations
 
-import os
-import signal
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -17,11 +15,11 @@ from typing import Protocol
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset
 
 from sit_vit5 import rng
 from sit_vit5.data import Source
 from sit_vit5.data.images import BadImage
+from sit_vit5.data.workers import read_ahead
 from sit_vit5.distributed import BatchPlan
 from sit_vit5.errors import UserError
 
@@ -47,7 +45,7 @@ class Batch:
         return replace(self, images=self.images.pin_memory(), labels=self.labels.pin_memory())
 
 
-class StepLoader(Dataset):
+class StepLoader:
     """Micro-batches by (step, micro), alone or as an endless prefetched stream.
 
     posterior: turns cached moments into latents; for a source of moments only.
@@ -102,32 +100,13 @@ class StepLoader(Dataset):
 
     def steps(self, first_step: int) -> Iterator[list[Batch]]:
         """The micro-batches of first_step, first_step + 1, ... without end, read ahead."""
-        stream = DataLoader(
-            _ErrorsAsValues(self),
-            sampler=_keys(first_step, self.plan.accumulation),
-            batch_size=None,
-            num_workers=self.workers,
-            prefetch_factor=4 if self.workers else None,
-            pin_memory=torch.cuda.is_available(),
-            worker_init_fn=stand_apart,
-        )
-        micro_batches = iter(stream)
+        keys = _keys(first_step, self.plan.accumulation)
+        stream = read_ahead(self, keys, workers=self.workers)
         try:
             while True:
-                step = [next(micro_batches) for _ in range(self.plan.accumulation)]
-                for batch in step:
-                    if isinstance(batch, UserError):
-                        raise batch
-                yield step
-        except (RuntimeError, ConnectionError, EOFError) as error:
-            # A killed worker: DataLoader's own word, or a pipe that broke while it was read.
-            if isinstance(error, RuntimeError) and not str(error).startswith("DataLoader worker"):
-                raise  # a bug keeps its traceback
-            raise UserError(
-                f"a loader process died: {' '.join(str(error).split())}; use fewer --data.workers"
-            ) from None
+                yield [next(stream) for _ in range(self.plan.accumulation)]
         finally:
-            del micro_batches  # ends the workers now; a kept traceback would keep them alive
+            stream.close()
 
     def _permutation(self, epoch: int) -> np.ndarray:
         return rng.generator(self.seed, "order", epoch).permutation(len(self.source))
@@ -184,33 +163,8 @@ def from_uint8(pixels: Tensor) -> Tensor:
     return pixels.permute(0, 3, 1, 2).float() / 127.5 - 1
 
 
-class _ErrorsAsValues(Dataset):
-    """Carries a UserError out of a worker as it is; DataLoader would wrap it in a traceback."""
-
-    def __init__(self, loader: StepLoader):
-        self.loader = loader
-
-    def __getitem__(self, key: tuple[int, int]) -> Batch | UserError:
-        try:
-            return self.loader[key]
-        except UserError as error:
-            return error
-
-
 def _keys(step: int, accumulation: int) -> Iterator[tuple[int, int]]:
     while True:
         for micro in range(accumulation):
             yield step, micro
         step += 1
-
-
-def stand_apart(worker: int) -> None:
-    """A signal to the trainer's group is the trainer's business: it saves, then ends its workers.
-
-    Reset first: a forked worker inherits the trainer's handlers and would not end when told to.
-    """
-    del worker
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    if hasattr(os, "setsid"):
-        os.setsid()

@@ -9,12 +9,28 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from sit_vit5.codecs import build_codec
-from sit_vit5.codecs.autoencoder_kl import AT_ONCE
+from sit_vit5.codecs.autoencoder import AT_ONCE
+from sit_vit5.codecs.loading import AUTOENCODERS, KINDS, build, find
 from sit_vit5.config import CodecConfig
 from sit_vit5.models.cost import count_flops
 from sit_vit5.plan.memory import call_peak
 
-SD_VAES = ("sd-vae-ema", "sd-vae-mse")
+# config.json of stabilityai/sd-vae-ft-ema and sd-vae-ft-mse.
+STABLE_DIFFUSION = {
+    "_class_name": "AutoencoderKL",
+    "down_block_types": ["DownEncoderBlock2D"] * 4,
+    "up_block_types": ["UpDecoderBlock2D"] * 4,
+    "block_out_channels": [128, 256, 512, 512],
+    "layers_per_block": 2,
+    "latent_channels": 4,
+    "norm_num_groups": 32,
+}
+# What is counted where no folder is given; TAESD has diffusers' default values.
+PUBLISHED = {
+    "sd-vae-ema": STABLE_DIFFUSION,
+    "sd-vae-mse": STABLE_DIFFUSION,
+    "taesd": {"_class_name": "AutoencoderTiny"},
+}
 
 
 @dataclass(frozen=True)
@@ -32,47 +48,37 @@ class Encoding:
 def encoding(
     codec: CodecConfig, image_shape: tuple[int, int, int], micro_batch_size: int
 ) -> Encoding:
-    """Cost of encoding images (C, H, W). Needs neither the hub nor the autoencoder's weights."""
-    if codec.name in SD_VAES:
-        return _autoencoder(codec, image_shape, micro_batch_size)
+    """Cost of encoding images (C, H, W). Needs no weights, nor the hub for what is published."""
+    if codec.name in AUTOENCODERS:
+        return _autoencoder(_config(codec), image_shape, micro_batch_size)
     built = build_codec(codec.name, codec.path)
     note = None if codec.name == "identity" else f"the codec {codec.name} is not counted"
     return Encoding(built.factor, built.latent_shape(image_shape), note=note)
 
 
+def _config(codec: CodecConfig) -> dict:
+    """config.json of the autoencoder in a local folder, else the published one."""
+    if codec.name in PUBLISHED and not (codec.path is not None and Path(codec.path).is_dir()):
+        return PUBLISHED[codec.name]
+    return find(codec.name, codec.path, local_only=False).config
+
+
 def _autoencoder(
-    codec: CodecConfig, image_shape: tuple[int, int, int], micro_batch_size: int
+    config: dict, image_shape: tuple[int, int, int], micro_batch_size: int
 ) -> Encoding:
+    kind = KINDS[config["_class_name"]]
     with torch.device("meta"):
-        vae = _build(codec.path)
+        vae = build(config)
         flops = count_flops(lambda: vae.encode(torch.empty(1, *image_shape))).get_total_flops()
-    factor = 2 ** (len(vae.config.block_out_channels) - 1)
+    factor = kind.factor(vae.config)
     with FakeTensorMode():
-        vae = _build(codec.path)
+        vae = build(config)
         images = torch.empty(min(micro_batch_size, AT_ONCE), *image_shape)
-        working = call_peak(vae, lambda: vae.encode(images).latent_dist.std)
+        working = call_peak(vae, lambda: kind.moments(vae.encode(images)))
     return Encoding(
         factor,
         (vae.config.latent_channels, image_shape[1] // factor, image_shape[2] // factor),
         flops=flops,
         weights=sum(4 * p.numel() for p in vae.parameters()),
         working=working,
-    )
-
-
-def _build(path: str | None) -> torch.nn.Module:
-    """The autoencoder in a local folder, or Stable Diffusion's, without its weights."""
-    # Imported here: diffusers takes seconds, and pixels need none of it.
-    from diffusers import AutoencoderKL
-
-    if path is not None and Path(path).is_dir():
-        return AutoencoderKL.from_config(AutoencoderKL.load_config(path))
-    # config.json of stabilityai/sd-vae-ft-ema and sd-vae-ft-mse.
-    return AutoencoderKL(
-        down_block_types=("DownEncoderBlock2D",) * 4,
-        up_block_types=("UpDecoderBlock2D",) * 4,
-        block_out_channels=(128, 256, 512, 512),
-        layers_per_block=2,
-        latent_channels=4,
-        norm_num_groups=32,
     )

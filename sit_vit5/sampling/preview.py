@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from sit_vit5.codecs import TINY, Codec, build_codec
+from sit_vit5.codecs import Codec, build_codec, local_codec
 from sit_vit5.codecs.recorded import RecordedCodec
 from sit_vit5.config import TrainConfig
 from sit_vit5.errors import UserError
@@ -31,17 +31,7 @@ def preview_codec(config: TrainConfig, codec: Codec | RecordedCodec) -> Codec | 
         return None
     if config.preview.decoder is not None:
         return build_codec("taesd", config.preview.decoder)
-    own = _on_this_machine(codec.name, config.codec.path)
-    if own is not None and own.identity == codec.identity:
-        return own
-    return _on_this_machine(TINY[codec.name], None) if codec.name in TINY else None
-
-
-def _on_this_machine(name: str, path: str | None) -> Codec | None:
-    try:
-        return build_codec(name, path, local_only=True)
-    except UserError:
-        return None
+    return local_codec(codec, config.codec.path)
 
 
 class GridPreview:

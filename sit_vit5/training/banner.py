@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from sit_vit5.cli import dump_config
+from sit_vit5.codecs.normalisation import USUAL_STD
 from sit_vit5.presets import title
 
 if TYPE_CHECKING:
@@ -40,11 +41,11 @@ def banner(trainer: Trainer) -> list[str]:
 
 def check_first_latents(latents: Tensor) -> list[str]:
     """A warning if the first latents are far from unit scale: a codec or cache is wrong (T28)."""
-    std = latents.std().item()
-    if 0.5 <= std <= 2:
+    std, (low, high) = latents.std().item(), USUAL_STD
+    if low <= std <= high:
         return []
     return [
-        f"warning: the first latents have standard deviation {std:.3f}, expected 0.5 to 2; "
+        f"warning: the first latents have standard deviation {std:.3f}, expected {low} to {high}; "
         "check the codec's scale and look at the data"
     ]
 

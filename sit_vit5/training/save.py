@@ -42,6 +42,7 @@ def write_checkpoint(
         class_names=source.class_names,
         data=source.identity,
         codec=codec.identity,
+        codec_origin=codec.origin,
     )
     save_checkpoint(run, state, config, **learner.tensors())
     prune_checkpoints(run, config.checkpoint.keep, up_to=step)

@@ -32,12 +32,12 @@ def test_autoencoder_applies_the_scale_once_in_each_direction(tiny_vae):
     torch.testing.assert_close(codec.decode(latents), codec.vae.decode(posterior.mean).sample)
 
 
-def test_large_batches_are_encoded_and_decoded_in_parts(tiny_vae, monkeypatch):
+def test_large_batches_are_encoded_and_decoded_in_parts(tiny_vae):
     codec = build_codec("sd-vae-ema", str(tiny_vae))
     images, noise = torch.rand(5, 3, 8, 8) * 2 - 1, torch.randn(5, 4, 4, 4)
     whole = codec.encode(images, noise)
     pixels = codec.decode(whole)
-    monkeypatch.setattr("sit_vit5.codecs.autoencoder_kl.AT_ONCE", 2)
+    codec.at_once = 2
     torch.testing.assert_close(codec.encode(images, noise), whole)
     torch.testing.assert_close(codec.decode(whole), pixels)
 
@@ -82,6 +82,8 @@ def test_training_sampling_and_decoding_run_on_latents(command, tiny_vae, image_
     run = tmp_path / "tiny"
     state = json.loads((run / "checkpoints" / "step_0000002" / "state.json").read_text())
     assert (state["in_channels"], state["input_size"]) == (4, [4, 4])
+    assert state["codec"] == build_codec("sd-vae-ema", str(tiny_vae)).identity
+    assert state["codec_origin"] == {"id": tiny_vae.name}
     assert (run / "samples" / "step_0000002.png").is_file()
     grid = command("sample/grid.py", "--checkpoint", run, "--steps", 1, "--columns", 1)
     assert Path(grid.stdout.strip()).is_file()

@@ -9,6 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from autoencoders import random_autoencoder
 from helpers import ROOT, command_environment
 from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -205,24 +206,24 @@ def test_stable_diffusions_encoder_is_counted_without_its_weights():
     assert double.working == pytest.approx(2 * small.working, rel=0.01)
 
 
-def test_the_autoencoder_of_a_folder_is_counted_like_a_real_one(tmp_path):
-    from diffusers import AutoencoderKL
-
-    vae = AutoencoderKL(
-        block_out_channels=(8, 8),
-        down_block_types=("DownEncoderBlock2D",) * 2,
-        up_block_types=("UpDecoderBlock2D",) * 2,
-        layers_per_block=1,
-        norm_num_groups=4,
-        latent_channels=2,
-    )
+@pytest.mark.parametrize(
+    ("sort", "latent_shape"), [("scale", (4, 8, 16)), ("tiny", (4, 4, 8)), ("dc", (8, 4, 8))]
+)
+def test_the_autoencoder_of_a_folder_is_counted_like_a_real_one(tmp_path, sort, latent_shape):
+    vae = random_autoencoder(sort)
     vae.save_pretrained(tmp_path)
-    found = encoding(CodecConfig("sd-vae-ema", str(tmp_path)), (3, 16, 32), 2)
+    found = encoding(CodecConfig("diffusers", str(tmp_path)), (3, 16, 32), 2)
     with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH), torch.no_grad():
         vae.encode(torch.zeros(1, 3, 16, 32))
-    assert found.flops == counter.get_total_flops() > 0
-    assert found.latent_shape == (2, 8, 16)
+    assert found.flops == counter.get_total_flops() > 0 and found.working > 0
+    assert found.latent_shape == latent_shape
     assert found.weights == 4 * sum(p.numel() for p in vae.parameters())
+
+
+def test_taesd_is_counted_without_its_weights_and_an_unnamed_autoencoder_refused():
+    assert encoding(CodecConfig("taesd"), (3, 256, 256), 1).latent_shape == (4, 32, 32)
+    with pytest.raises(UserError, match="give it with --codec.path"):
+        encoding(CodecConfig("diffusers"), (3, 256, 256), 1)
 
 
 def test_the_imagenet_recipe_is_sits_and_can_be_planned():
@@ -295,7 +296,7 @@ def test_classes_are_counted_in_the_data_or_given():
 
 
 def test_latents_need_no_codec(monkeypatch):
-    cached = SimpleNamespace(kind="latents", item_shape=(4, 6, 8), class_names=("a", "b"))
+    cached = SimpleNamespace(kind="moments", item_shape=(4, 6, 8), class_names=("a", "b"))
     monkeypatch.setattr("sit_vit5.plan.estimate.build_source", lambda data: cached)
     options = planned("--model", "SiT-Nano/2", "--data.path", "cache")
     plan = make_plan(options)
@@ -305,7 +306,7 @@ def test_latents_need_no_codec(monkeypatch):
 
 
 def test_a_codec_that_is_not_counted_is_named(monkeypatch):
-    monkeypatch.setitem(CODECS, "other", IdentityCodec)
+    monkeypatch.setitem(CODECS, "other", lambda path, local_only: IdentityCodec(path))
     options = by_hand()
     options = replace(options, train=replace(options.train, codec=CodecConfig("other")))
     assert "the codec other is not counted" in report(options, make_plan(options))

@@ -1,0 +1,217 @@
+"""Encodes a data set once: `accelerate launch -m sit_vit5.data.encode --data.path DATA --out DIR`.
+
+Training then reads moments from disk (`--data.path DIR`) and needs no autoencoder. Every image is
+encoded as it is and mirrored, since a mirrored latent is not the latent of the mirrored image.
+"""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from sit_vit5.cli import parse, run
+from sit_vit5.config import EncodeConfig
+from sit_vit5.errors import UserError, nearest_multiples
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from sit_vit5.codecs import Codec
+    from sit_vit5.data import Source
+    from sit_vit5.data.cache_writer import Layout, ShardWriter
+    from sit_vit5.data.visits import Visit
+    from sit_vit5.distributed import Processes
+
+BAD_IMAGES = "bad_images.txt"
+
+
+@dataclass(frozen=True)
+class Job:
+    """What is encoded, by what, and how it is stored."""
+
+    options: EncodeConfig
+    source: Source
+    codec: Codec
+    layout: Layout
+
+    @property
+    def folder(self) -> Path:
+        """Of the cache."""
+        return Path(self.options.out)
+
+    def settings(self) -> dict:
+        """What decides the moments: a cache begun with others is refused. Kept in the index."""
+        from sit_vit5.codecs.recorded import RecordedCodec
+
+        recorded = RecordedCodec.of(self.codec, self.options.codec.name).record()
+        return {
+            "data": self.source.identity,
+            "class_names": list(self.source.class_names),
+            "image_size": self.options.data.image_size,
+            "latent_shape": list(self.codec.latent_shape(self.source.item_shape)),
+            "moments_shape": list(self.layout.moments_shape),
+            "mirrors": self.layout.mirrors,
+            "dtype": self.layout.dtype,
+            "shard_size": self.layout.shard_size,
+            "codec": recorded,
+        }
+
+
+def main(argv: list[str]) -> None:
+    """Parse, build, encode; the last line is the folder's path."""
+    options = parse(EncodeConfig, argv)
+
+    from sit_vit5.codecs import build_codec
+    from sit_vit5.data import build_source
+    from sit_vit5.distributed import join_processes
+    from sit_vit5.precision import set_tf32
+
+    set_tf32(False)
+    source = build_source(options.data)
+    if source.kind != "images":
+        raise UserError(f"{options.data.path} is a latent cache already; give --data.path images")
+    codec = build_codec(options.codec.name, options.codec.path)
+    encode(Job(options, source, codec, plan_layout(options, source, codec)), join_processes())
+
+
+def plan_layout(options: EncodeConfig, source: Source, codec: Codec) -> Layout:
+    """How the cache will lie on the disk; refuses images that the codec cannot halve."""
+    from sit_vit5.data.cache_writer import Layout
+
+    _, height, width = source.item_shape
+    if height % codec.factor or width % codec.factor:
+        raise UserError(
+            f"data.image_size {options.data.image_size} is not divisible by the codec's factor "
+            f"{codec.factor}; use {nearest_multiples(height, codec.factor)}"
+        )
+    channels, *size = codec.latent_shape(source.item_shape)
+    return Layout(
+        count=len(source),
+        shard_size=options.shard_size,
+        mirrors=2 if options.data.horizontal_flip else 1,
+        moments_shape=(channels * (2 if codec.draws_noise else 1), *size),
+        draws_noise=codec.draws_noise,
+        dtype=options.dtype,
+    )
+
+
+def encode(job: Job, processes: Processes) -> None:
+    """Makes the missing images of the cache, each process its shards; then writes the index."""
+    from sit_vit5.data.cache_writer import missing_shards
+    from sit_vit5.data.latent_cache import INDEX_FILE
+    from sit_vit5.distributed import one_word
+    from sit_vit5.files import lock
+
+    with ExitStack() as held:
+        with one_word(processes):
+            if processes.is_main:
+                held.enter_context(lock(job.folder, "encoding"))
+                prepare(job)
+        if not (job.folder / INDEX_FILE).exists():
+            mine = missing_shards(job.folder, job.layout)[processes.rank :: processes.count]
+            processes.wait()  # every process has looked before one finishes a shard
+            with one_word(processes):
+                encode_shards(job, mine, processes)
+            with one_word(processes):
+                if processes.is_main:
+                    finish(job)
+        elif processes.is_main:
+            print("complete already, made with the same settings")
+    if processes.is_main:
+        print(job.folder)
+
+
+def prepare(job: Job) -> None:
+    """Refuses other settings and a full disk; says what will be written."""
+    from sit_vit5.data.cache_writer import bytes_to_write
+    from sit_vit5.data.latent_cache import SETTINGS_FILE, read_json
+    from sit_vit5.files import check_same, check_space, write_json
+
+    folder, layout, settings = job.folder, job.layout, job.settings()
+    if (folder / SETTINGS_FILE).exists():
+        before = read_json(folder / SETTINGS_FILE)
+        check_same(folder, compared(before), compared(settings), what="a latent cache")
+    need = bytes_to_write(folder, layout)
+    free = check_space(folder, need, f"{layout.count:,} images", use="use --dtype float16")
+    print(
+        f"{layout.count:,} images of {len(job.source.class_names) or 'no'} classes, "
+        f"{layout.mirrors} mirrors x {' x '.join(map(str, layout.moments_shape))} {layout.dtype}, "
+        f"{len(layout.shards)} shards, {layout.count * layout.image_bytes / 1e9:.2f} GB "
+        f"({need / 1e9:.2f} GB to write, {free / 1e9:.1f} GB free)"
+    )
+    write_json(folder / SETTINGS_FILE, settings)
+
+
+def compared(settings: dict) -> dict:
+    """Without what is for people alone: the same weights from elsewhere give the same moments."""
+    codec = {key: value for key, value in settings["codec"].items() if key != "origin"}
+    return settings | {"codec": codec}
+
+
+def encode_shards(job: Job, shards: list[int], processes: Processes) -> None:
+    """Encodes the missing images of these shards, read ahead by worker processes."""
+    from sit_vit5.data.cache_writer import ShardWriter
+    from sit_vit5.data.visits import visits
+    from sit_vit5.progress import progress_bar
+
+    writers = [ShardWriter(job.folder, shard, job.layout) for shard in shards]
+    data, size = job.options.data, job.options.batch_size
+    batches = [
+        writer.missing[start : start + size]
+        for writer in writers
+        for start in range(0, len(writer.missing), size)
+    ]
+    total = sum(len(writer.missing) for writer in writers)
+    stream = visits(job.source, batches, workers=data.workers)
+    title = f"process 1 of {processes.count}" if processes.count > 1 else ""
+    with progress_bar(total, unit="image", title=title, shown=processes.is_main) as bar:
+        for writer in writers:
+            left = len(writer.missing)
+            while left:
+                visit = next(stream)
+                append(job, writer, visit, processes)
+                left -= len(visit.indices)
+                bar.update(len(visit.indices))
+            writer.finish()
+
+
+def append(job: Job, writer: ShardWriter, visit: Visit, processes: Processes) -> None:
+    """Encodes one batch of images and adds it to its shard."""
+    bad = visit.bad
+    if bad and job.options.data.on_bad_image == "error":
+        raise UserError(f"{min(bad.values())}; remove the file, or use --data.on-bad-image skip")
+    writer.append(moments(job, visit, processes), bad)
+
+
+def moments(job: Job, visit: Visit, processes: Processes) -> np.ndarray:
+    """Moments of the good images of a batch and of their mirrors, (n, mirrors, C, h, w)."""
+    import numpy as np
+    import torch
+
+    from sit_vit5.data.loader import from_uint8
+
+    layout = job.layout
+    if not len(visit.pixels):
+        return np.empty((0, layout.mirrors, *layout.moments_shape), np.float32)
+    images = from_uint8(torch.from_numpy(visit.pixels).to(processes.device))  # (n, C, H, W)
+    sides = [images, images.flip(-1)][: layout.mirrors]
+    found = torch.stack([job.codec.moments(side) for side in sides], dim=1)
+    return found.cpu().numpy()
+
+
+def finish(job: Job) -> None:
+    """Writes the index, and the list of the images that were left out."""
+    from sit_vit5.data.cache_writer import write_index
+    from sit_vit5.files import write_text
+
+    bad = write_index(job.folder, job.layout, job.settings(), job.source.labels)
+    if bad:
+        lines = [f"{reason}\n" for _, reason in sorted(bad.items())]
+        write_text(job.folder / BAD_IMAGES, "".join(lines))
+        print(f"{len(bad)} images left out, listed in {job.folder / BAD_IMAGES}")
+
+
+if __name__ == "__main__":
+    run(main)

@@ -1,0 +1,1 @@
+"""The command `python -m sit_vit5.data.inspect`."""

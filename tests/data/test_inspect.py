@@ -1,0 +1,117 @@
+"""What `sit_vit5.data.inspect` says of images and of latent caches."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+from test_latent_cache import ALONE, job
+
+from sit_vit5.data import encode as encoding
+from sit_vit5.data.inspect.__main__ import main
+from sit_vit5.data.latent_cache import LatentCache
+from sit_vit5.data.verify import verify
+from sit_vit5.errors import UserError
+
+
+@pytest.fixture
+def cache(tmp_path, image_folder, tiny_vae) -> Path:
+    encoding.encode(job(tmp_path / "cache", image_folder, tiny_vae), ALONE)
+    return tmp_path / "cache"
+
+
+@pytest.fixture
+def inspect(tmp_path, capsys):
+    """Runs the command and returns what it printed."""
+
+    def run(*options: object) -> str:
+        capsys.readouterr()
+        main([str(word) for word in ("--out", tmp_path / "out.png", *options)])
+        return capsys.readouterr().out
+
+    return run
+
+
+def test_classes_counts_and_sizes_are_listed_with_a_picture(inspect, image_folder, tmp_path):
+    (image_folder / "dog" / "11.png").unlink()
+    Image.new("RGB", (640, 480)).save(image_folder / "dog" / "wide.png")
+    said = inspect("--data.path", image_folder, "--data.image-size", 20)
+    assert "folder: 24 images, 2 classes" in said
+    assert "0 cat                             12   00.png, 01.png, 02.png" in said
+    assert "images per class: 12 (cat) to 12 (cat)" in said
+    assert "width: 16 to 640, median 16" in said and "height: 20 to 480, median 20" in said
+    assert "warning: 23 are smaller than 20 pixels and are enlarged" in said
+    assert said.splitlines()[-1] == str(tmp_path / "out.png")
+    width, height = Image.open(tmp_path / "out.png").size
+    assert width > 4 * 64 and 2 * 64 < height < 3 * 64 + 40
+
+
+def test_uneven_classes_and_bad_images_are_said(inspect, image_folder):
+    for file in sorted((image_folder / "dog").iterdir())[1:]:
+        file.unlink()
+    (image_folder / "cat" / "05.png").write_bytes(b"broken")
+    said = inspect("--data.path", image_folder, "--data.image-size", 8)
+    assert "images per class: 1 (dog) to 12 (cat)" in said
+    assert "warning: the classes are very uneven" in said
+    assert "warning: 1 cannot be decoded:" in said and "05.png" in said
+    with pytest.raises(UserError, match="1 of 13 images cannot be decoded; remove them"):
+        inspect("--data.path", image_folder, "--data.image-size", 8, "--verify", True)
+    few = inspect("--data.path", image_folder, "--data.image-size", 8, "--sample", 3)
+    assert "decoded: 3 images" in few or "decoded: 2 images" in few
+
+
+def test_a_cache_is_described_and_decoded_if_its_codec_is_here(inspect, cache, tiny_vae, tmp_path):
+    said = inspect("--data.path", cache)
+    assert "latents: 24 images, 2 classes" in said
+    assert "cache: 2 mirrors x 8 x 4 x 4 float32, 3 shards" in said
+    assert "warning: the deviation is unusual" in said  # the tiny autoencoder's is 0.2
+    assert "no picture: the autoencoder is not on this machine" in said
+    assert not (tmp_path / "out.png").exists()
+    said = inspect("--data.path", cache, "--codec.path", tiny_vae, "--verify", True)
+    assert "verified: 3 shards are as written, all numbers are finite" in said
+    assert Image.open(tmp_path / "out.png").size[0] > 4 * 64
+
+
+def test_statistics_are_those_of_the_normalised_latents(inspect, cache, tiny_vae):
+    from sit_vit5.codecs import build_codec
+
+    codec = build_codec("sd-vae-ema", str(tiny_vae))
+    stored = LatentCache(cache)
+    draws = []
+    for mirror in (False, True):
+        moments, _ = stored.batch(np.tile(np.arange(24), 50), np.full(1200, mirror))
+        import torch
+
+        draws.append(codec.latents(torch.from_numpy(moments), torch.randn(1200, 4, 4, 4)))
+    std = torch.cat(draws).std().item()
+    said = inspect("--data.path", cache)
+    (line,) = [line for line in said.splitlines() if line.startswith("latents: mean")]
+    assert float(line.split("deviation ")[1].split(",")[0]) == pytest.approx(std, rel=0.01)
+
+
+def test_verify_names_a_changed_shard_and_values_that_are_not_finite(inspect, cache):
+    assert verify(LatentCache(cache), shown=False) == []
+    numbers = np.memmap(cache / "shard_00001.bin", np.float32, "r+")
+    numbers[7] += 1
+    numbers.flush()
+    (problem,) = verify(LatentCache(cache), shown=False)
+    assert "shard_00001.bin was changed" in problem
+    numbers[7] = np.nan
+    numbers.flush()
+    problems = verify(LatentCache(cache), shown=False)
+    assert len(problems) == 2 and "holds 1 values that are not finite" in problems[1]
+    with pytest.raises(UserError, match=r"shard_00001.bin was changed.*\(and 1 more such\)"):
+        inspect("--data.path", cache, "--verify", True)
+
+
+def test_an_unfinished_cache_and_a_bad_output_are_refused(inspect, cache, capsys):
+    index = json.loads((cache / "index.json").read_text())
+    assert index["count"] == 24
+    (cache / "index.json").unlink()
+    with pytest.raises(UserError, match="is not complete; run its encoding again"):
+        inspect("--data.path", cache)
+    with pytest.raises(UserError, match=r"out picture.jpg must end in .png"):
+        main(["--data.path", str(cache), "--out", "picture.jpg"])
