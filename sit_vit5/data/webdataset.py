@@ -179,17 +179,21 @@ def read_label(tar: Path, file: BinaryIO, member: Member) -> int:
 
 def members(tar: Path, file: BinaryIO) -> Iterator[Member]:
     """The plain files of a tar that are not hidden; unsafe ones are refused by their names."""
+    length = tar.stat().st_size
     try:
         with tarfile.open(fileobj=file, mode="r:") as archive:
             while (info := archive.next()) is not None:
                 archive.members.clear()  # else it keeps an object per member
+                # A size below 0 would send tarfile back, for ever.
+                if not 0 <= info.size <= length:
+                    raise tarfile.ReadError(f"{info.name!r} has the size {info.size}")
                 if not info.isdir():
                     yield from _member(tar, info)
             # tarfile takes a damaged header for the end; the end is a block of zeros.
             file.seek(archive.offset)
             if file.read(tarfile.BLOCKSIZE) != bytes(tarfile.BLOCKSIZE):
                 raise tarfile.ReadError(f"no header and no end at byte {archive.offset}")
-    except (tarfile.TarError, OSError, EOFError) as error:
+    except (tarfile.TarError, OSError) as error:
         raise UserError(
             f"{tar} is cut short, damaged or compressed ({error}); fetch or unzip it again"
         ) from None
@@ -198,7 +202,7 @@ def members(tar: Path, file: BinaryIO) -> Iterator[Member]:
 def _member(tar: Path, info: tarfile.TarInfo) -> Iterator[Member]:
     """The member as ours; nothing if it is hidden."""
     parts = info.name.split("/")
-    if ".." in parts or info.name[0] == "/":
+    if ".." in parts or not parts[0]:  # no name, or one that begins with /
         raise UserError(f"{tar}: unsafe name {info.name!r}; make the tar with relative names")
     if any(part[:1] == "." and part != "." for part in parts):
         return

@@ -46,6 +46,7 @@ def test_tar_samples_that_are_not_whole_are_named(tmp_path):
         ({"a.txt": b""}, "holds no image"),
         ({"../a.png": CAT}, r"unsafe name '\.\./a.png'"),
         ({"/etc/a.png": CAT}, "unsafe name '/etc/a.png'"),
+        ({"": CAT}, "unsafe name ''"),
     ]
     for members, message in cases:
         write_tar(file, members)
@@ -95,3 +96,13 @@ def test_an_image_of_a_tar_that_cannot_be_decoded_is_named(tmp_path):
     (tmp_path / "a.tar").unlink()
     with pytest.raises(BadImage, match="No such file"):
         source.load(0)
+
+
+@pytest.mark.parametrize("size", [-512, -1536, 2**80])
+def test_a_member_of_impossible_size_ends_the_reading(size, tmp_path):
+    info = tarfile.TarInfo("a.png")
+    info.size = size
+    header = info.tobuf(tarfile.GNU_FORMAT)
+    (tmp_path / "a.tar").write_bytes(header + bytes(2048))
+    with pytest.raises(UserError, match="a.tar is cut short, damaged or compressed"):
+        TarShards(tmp_path, 8)
