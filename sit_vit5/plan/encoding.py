@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from sit_vit5.config import CodecConfig
 from sit_vit5.models.cost import count_flops
 from sit_vit5.plan.memory import call_peak
 
+FP32 = 4  # bytes
 # config.json of stabilityai/sd-vae-ft-ema and sd-vae-ft-mse.
 STABLE_DIFFUSION = {
     "_class_name": "AutoencoderKL",
@@ -35,14 +37,35 @@ PUBLISHED = {
 
 @dataclass(frozen=True)
 class Encoding:
-    """flops: of one image, in fp32; weights, working: bytes; note: what is not counted, or None."""
+    """flops: of one image, in fp32; weights, working: bytes; note: what is not counted, or None.
+
+    moments: numbers that a latent cache holds of one image.
+    """
 
     factor: int
     latent_shape: tuple[int, int, int]
     flops: int = 0
+    moments: int = 0
     weights: int = 0
     working: int = 0
     note: str | None = None
+
+
+@dataclass(frozen=True)
+class Cache:
+    """Encoding everything once. mirrors: of every image; seconds: on all GPUs together."""
+
+    images: int
+    mirrors: int
+    bytes: int
+    seconds: float
+
+
+def cache(encoded: Encoding, images: int, *, mirrors: int, flops_per_second: float) -> Cache:
+    """What `python -m sit_vit5.data.encode` would write and take, in its default float32."""
+    visits = images * mirrors
+    seconds = visits * encoded.flops / flops_per_second
+    return Cache(images, mirrors, visits * encoded.moments * FP32, seconds)
 
 
 def encoding(
@@ -75,10 +98,13 @@ def _autoencoder(
         vae = build(config)
         images = torch.empty(min(micro_batch_size, AT_ONCE), *image_shape)
         working = call_peak(vae, lambda: kind.moments(vae.encode(images)))
+    size = image_shape[1] // factor, image_shape[2] // factor
+    channels = vae.config.latent_channels
     return Encoding(
         factor,
-        (vae.config.latent_channels, image_shape[1] // factor, image_shape[2] // factor),
+        (channels, *size),
         flops=flops,
+        moments=channels * (2 if kind.draws_noise else 1) * math.prod(size),
         weights=sum(4 * p.numel() for p in vae.parameters()),
         working=working,
     )

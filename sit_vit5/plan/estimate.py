@@ -14,22 +14,24 @@ from sit_vit5.models.cost import denoiser_cost
 from sit_vit5.models.denoiser import Denoiser
 from sit_vit5.models.layers import set_attention
 from sit_vit5.plan.devices import Device
-from sit_vit5.plan.encoding import Encoding, encoding
+from sit_vit5.plan.encoding import FP32, Cache, Encoding, cache, encoding
 from sit_vit5.plan.memory import Activations, activations
 from sit_vit5.plan.options import PlanCommand
 from sit_vit5.training.run import check_image_size
 
-FP32, MOMENTS = 4, 8  # bytes per weight
+MOMENTS = 8  # bytes per weight
+IMAGENET_IMAGES = 1_281_167  # of ILSVRC 2012's training set
 # Left free: CUDA's own memory (about 0.5 GB), fragmentation, workspaces of the libraries.
 MARGIN = 0.1
 
 
 @dataclass(frozen=True)
 class Data:
-    """What the training data tell: kind and shape of an item, number of classes (0: none)."""
+    """What the training data tell: kind, shape and count of items, number of classes (0: none)."""
 
     kind: str
     item_shape: tuple[int, int, int]
+    count: int
     num_classes: int
 
 
@@ -60,7 +62,7 @@ class Plan:
     """An estimate. flops: of one image's forward pass; seconds: of one step; bytes on disk.
 
     passes: forward passes that a step's FLOPs are worth; memory_if_switched: with the other value
-    of `recompute`.
+    of `recompute`. cache: None where nothing is encoded.
     """
 
     batch: BatchPlan
@@ -75,6 +77,7 @@ class Plan:
     device: Device
     model_seconds: float
     encoding_seconds: float
+    cache: Cache | None
     checkpoint_bytes: int
     disk_bytes: int
 
@@ -121,18 +124,27 @@ def make_plan(options: PlanCommand) -> Plan:
         * batch.batch_size
         / (rate * getattr(device, config.precision)),
         encoding_seconds=encoded.flops * batch.batch_size / (rate * device.fp32),
+        cache=cache(
+            encoded,
+            data.count,
+            mirrors=2 if config.data.horizontal_flip else 1,
+            flops_per_second=rate * device.fp32,
+        )
+        if encoded.flops
+        else None,
         checkpoint_bytes=checkpoint,
         disk_bytes=checkpoint * checkpoints_on_disk(config.checkpoint, config.steps),
     )
 
 
 def describe_data(config: TrainConfig, classes: int) -> Data:
-    """What the named data tell; `classes` and RGB images where none are named."""
+    """What the named data tell; else ImageNet's number of RGB images of `classes`."""
     if config.data.source is None and config.data.path is None:
         side = config.data.image_size
-        return Data("images", (3, side, side), 0 if config.data.unconditional else classes)
+        classes = 0 if config.data.unconditional else classes
+        return Data("images", (3, side, side), IMAGENET_IMAGES, classes)
     source = build_source(config.data)
-    return Data(source.kind, source.item_shape, len(source.class_names))
+    return Data(source.kind, source.item_shape, len(source), len(source.class_names))
 
 
 def describe_encoding(config: TrainConfig, data: Data, micro_batch_size: int) -> Encoding:

@@ -111,11 +111,17 @@ def _time(options: PlanCommand, plan: Plan) -> list[str]:
             f"  encoding: {_duration(config.steps * plan.encoding_seconds)} at "
             f"{device.fp32:g} TFLOPS fp32 per GPU, without TF32"
         )
+        once = plan.cache
+        mirrors = " and their mirrors" if once.mirrors == 2 else ""
+        lines.append(
+            f"  or, encoded once by python -m sit_vit5.data.encode: {_duration(once.seconds)} and "
+            f"{once.bytes / 1e9:,.3g} GB of disk for {once.images:,} images{mirrors}"
+        )
     return lines
 
 
 def _duration(seconds: float) -> str:
-    for unit, length in (("days", 86400), ("hours", 3600)):
+    for unit, length in (("days", 86400), ("hours", 3600), ("minutes", 60)):
         if seconds >= length:
             return f"{seconds / length:,.1f} {unit}"
     return f"{seconds:.3g} seconds"
@@ -133,7 +139,10 @@ def _assumptions(options: PlanCommand, plan: Plan) -> list[str]:
         "loading images, gradients between processes, checkpoints and previews take no time",
     ]
     if config.data.source is None and config.data.path is None:
-        lines.append(f"no data are named: RGB images, {plan.data.num_classes} classes (--classes)")
+        lines.append(
+            f"no data are named: {plan.data.count:,} RGB images as ImageNet has, "
+            f"{plan.data.num_classes} classes (--classes)"
+        )
     if config.compile:
         lines.append("blocks are not compiled: compiling keeps fewer activations")
     if plan.encoding.flops:

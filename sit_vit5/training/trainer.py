@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 import time
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext
+from contextlib import closing, nullcontext
 from pathlib import Path
 
 import torch
@@ -142,8 +142,8 @@ class Trainer:
             return 0
         if self.step == 0:  # a save that cannot work fails now, not after hours
             self._save()
-        stream = self.loader.steps(self.step)
-        with Interrupt() as interrupt:
+        # Closed: workers that outlive the run end with a complaint at the interpreter's exit.
+        with Interrupt() as interrupt, closing(self.loader.steps(self.step)) as stream:
             while self.step < self.config.steps:
                 started = time.perf_counter()
                 batches, failure = self._next(stream)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import subprocess
 import sys
 from dataclasses import replace
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -287,6 +286,19 @@ def test_time_is_of_model_and_encoder_each_at_its_own_peak():
     assert "encoding, beyond what a step takes" in report(small, plan_of_small)
 
 
+def test_encoding_once_is_both_mirrors_of_every_image(tmp_path):
+    options = planned("--model", "ViT5-XL", "--gpus", "4", "--utilisation", "0.25")
+    plan = make_plan(options)
+    encoder = encoding(CodecConfig(), (3, 256, 256), 1)
+    assert encoder.moments == 2 * 4 * 32 * 32  # means and log-variances
+    assert plan.cache.bytes == 1_281_167 * 2 * 8 * 32 * 32 * 4
+    seconds = 1_281_167 * 2 * encoder.flops / (4 * 0.25 * options.peaks().fp32 * 1e12)
+    assert plan.cache.seconds == pytest.approx(seconds)
+    assert "84 GB of disk for 1,281,167 images and their mirrors" in report(options, plan)
+    plain = make_plan(planned("--model", "ViT5-XL", "--data.horizontal-flip", "False"))
+    assert plain.cache.bytes == plan.cache.bytes // 2
+
+
 def test_classes_are_counted_in_the_data_or_given():
     assert make_plan(by_hand("--classes", "5")).data.num_classes == 10
     without = [*BY_HAND, "--gpus", "2"]
@@ -296,12 +308,14 @@ def test_classes_are_counted_in_the_data_or_given():
 
 
 def test_latents_need_no_codec(monkeypatch):
-    cached = SimpleNamespace(kind="moments", item_shape=(4, 6, 8), class_names=("a", "b"))
-    monkeypatch.setattr("sit_vit5.plan.estimate.build_source", lambda data: cached)
+    class Cached(list):
+        kind, item_shape, class_names = "moments", (4, 6, 8), ("a", "b")
+
+    monkeypatch.setattr("sit_vit5.plan.estimate.build_source", lambda data: Cached([1, 2]))
     options = planned("--model", "SiT-Nano/2", "--data.path", "cache")
     plan = make_plan(options)
     assert plan.encoding.latent_shape == (4, 6, 8) and plan.data.num_classes == 2
-    assert plan.memory.encoder == plan.encoding_seconds == 0
+    assert plan.memory.encoder == plan.encoding_seconds == 0 and plan.cache is None
     assert "latents 4 x 6 x 8, 2 classes" in report(options, plan)
 
 
