@@ -12,9 +12,11 @@ from sit_vit5.cli import parse, parse_over_train, parse_train
 from sit_vit5.config import (
     AttentionConfig,
     ConvertConfig,
+    EncodeConfig,
     ExportConfig,
     GenerateConfig,
     GridConfig,
+    InspectConfig,
     InterpolateConfig,
     LikelihoodConfig,
     MetricsConfig,
@@ -25,6 +27,7 @@ from sit_vit5.models.__main__ import ListConfig
 from sit_vit5.plan.options import PlanCommand
 
 README = (ROOT / "README.md").read_text()
+DOCS = "".join(file.read_text() for file in sorted((ROOT / "docs").glob("*.md")))
 PARSERS = {
     "train_sit.py": parse_train,
     "sample/grid.py": lambda argv: parse(GridConfig, argv),
@@ -38,14 +41,16 @@ PARSERS = {
     "sit_vit5.export": lambda argv: parse(ExportConfig, argv),
     "sit_vit5.convert": lambda argv: parse(ConvertConfig, argv),
     "sit_vit5.models": lambda argv: parse(ListConfig, argv),
+    "sit_vit5.data.encode": lambda argv: parse(EncodeConfig, argv),
+    "sit_vit5.data.inspect": lambda argv: parse(InspectConfig, argv),
     "sit_vit5.plan": lambda argv: parse_over_train(PlanCommand, argv),
 }
 
 
 def commands() -> list[tuple[str, list[str]]]:
-    """Script and arguments of every command in an indented block."""
+    """Script and arguments of every command in an indented block of the README and the docs."""
     found = []
-    for line in README.replace("\\\n", " ").splitlines():
+    for line in (README + DOCS).replace("\\\n", " ").splitlines():
         if not re.match(r"    (python|accelerate|torchrun) ", line):
             continue
         words = shlex.split(line, comments=True)
