@@ -94,6 +94,30 @@ def gather(values: list, processes: Processes) -> list:
     return gather_object(values)
 
 
+class Words:
+    """Numbers that the processes' CPUs tell one another: no device is waited for.
+
+    Built by all processes together.
+    """
+
+    def __init__(self, count: int):
+        self.group = None
+        if count > 1:
+            from torch import distributed
+
+            self.group = distributed.new_group(backend="gloo", timeout=COLLECTIVE_TIMEOUT)
+
+    def largest(self, number: int) -> int:
+        """The largest number of all processes, the same on all of them: a signal, a failure."""
+        if self.group is None:
+            return int(number)
+        import torch
+
+        word = torch.tensor([int(number)])
+        torch.distributed.all_reduce(word, torch.distributed.ReduceOp.MAX, group=self.group)
+        return int(word)
+
+
 @contextmanager
 def one_word(processes: Processes) -> Iterator[None]:
     """A block after which all processes go on, or all stop with the words of the one that failed.

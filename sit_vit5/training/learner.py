@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+from torch import Tensor
 
 from sit_vit5.checkpoint import Checkpoint
 from sit_vit5.config import TrainConfig
@@ -73,11 +74,19 @@ class Learner:
         self.ema = Ema(self.model, self.config.ema.decays, warmup=self.config.ema.warmup)
         return lines
 
-    def update(self, step: int) -> None:
-        """One optimizer step with the gradients that are there, then the averages."""
+    def update(self, step: int, grad_norm: Tensor) -> None:
+        """One optimizer step with the gradients that are there, unless their norm is not finite.
+
+        The optimizer looks at the norm on its own device, so that the host need not wait for it.
+        """
         for group in self.optimizer.param_groups:
             group["lr"] = learning_rate(self.config.optimizer, step)
+        # Read by torch's fused optimizers, as gradient scalers use it: 1 leaves all as it was.
+        self.optimizer.found_inf = (~grad_norm.isfinite()).float()
         self.optimizer.step()
+
+    def average(self, step: int) -> None:
+        """Moves the averages towards the weights that step `step` left."""
         self.ema.update(self.model, step)
 
     def finite(self) -> bool:

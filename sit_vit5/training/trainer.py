@@ -6,11 +6,13 @@ import shlex
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, nullcontext
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from accelerate import Accelerator
 from accelerate.utils import gather_object
+from torch import Tensor
 
 from sit_vit5.checkpoint import Checkpoint
 from sit_vit5.cli import differences
@@ -19,7 +21,7 @@ from sit_vit5.codecs.recorded import RecordedCodec
 from sit_vit5.config import TrainConfig
 from sit_vit5.data import Source
 from sit_vit5.data.loader import Batch, StepLoader
-from sit_vit5.distributed import BatchPlan, join_processes, no_accelerator
+from sit_vit5.distributed import BatchPlan, Words, join_processes, no_accelerator
 from sit_vit5.errors import UserError
 from sit_vit5.files import lock
 from sit_vit5.models.denoiser import Denoiser
@@ -47,6 +49,15 @@ NO_DECODER = (
 FAILED = 1000
 
 
+@dataclass(frozen=True)
+class Unsettled:
+    """A step that the device may still be working on: its number, gradient norm and loss."""
+
+    step: int
+    grad_norm: Tensor
+    loss: Tensor
+
+
 class Trainer:
     """One run on one or more processes; `accelerate launch` or nothing starts them."""
 
@@ -70,6 +81,7 @@ class Trainer:
             runs.check_resume(self.run_folder, resume, config, source, codec)
         self.accelerator = Accelerator(mixed_precision="no", cpu=no_accelerator())
         self.device, self.is_main = self.accelerator.device, self.accelerator.is_main_process
+        self.words = Words(self.accelerator.num_processes)
         self.plan = BatchPlan(
             config.batch_size,
             config.accumulation,
@@ -134,6 +146,7 @@ class Trainer:
             self.learner.model.null_label,
         )
         self.loss_sum, self.loss_count, self.grad_norm = 0.0, 0, float("nan")
+        self.unsettled: Unsettled | None = None
 
     def _loop(self) -> int:
         self._say(*banner(self), *self.notes)
@@ -148,7 +161,7 @@ class Trainer:
                 started = time.perf_counter()
                 batches, failure = self._next(stream)
                 # One word per step between the ranks: go on, a signal, or a failure of any.
-                stopped = self._largest(FAILED if failure else interrupt.signal)
+                stopped = self.words.largest(FAILED if failure else interrupt.signal)
                 if stopped == FAILED:
                     self._fail(failure)
                 if stopped:
@@ -164,8 +177,22 @@ class Trainer:
         return 0
 
     def _train_step(self, batches: list[Batch]) -> None:
-        """One optimizer step, or none if the gradient is not finite."""
-        step_loss = 0.0
+        """One optimizer step, or none if the gradient is not finite: the device itself decides.
+
+        Nothing here waits for the device; what the step came to is read during the next one.
+        """
+        loss = self._gradients(batches)
+        self._settle()
+        clip = self.config.optimizer.clip_norm or float("inf")
+        norm = torch.nn.utils.clip_grad_norm_(self.learner.model.parameters(), clip)
+        self.learner.update(self.step, norm)
+        self.learner.optimizer.zero_grad(set_to_none=True)
+        self.unsettled = Unsettled(self.step, norm, loss)
+        self.step += 1
+
+    def _gradients(self, batches: list[Batch]) -> Tensor:
+        """Forward and backward of all micro-batches; the mean loss."""
+        total = torch.zeros((), device=self.device)
         for micro, batch in enumerate(batches):
             latents = self.objective.latents(batch, self.step, micro, self.device)
             if self.step == micro == 0:
@@ -179,29 +206,35 @@ class Trainer:
                     )
                 loss = losses.mean() / len(batches)
                 loss.backward()
-            step_loss += loss.detach()
-        clip = self.config.optimizer.clip_norm or float("inf")
-        parameters = self.learner.model.parameters()
-        self.grad_norm = float(torch.nn.utils.clip_grad_norm_(parameters, clip))
+            total += loss.detach()
+        return total
+
+    def _settle(self) -> None:
+        """Reads what the last step came to; the averages follow the weights that it left."""
+        if self.unsettled is None:
+            return
+        last, self.unsettled = self.unsettled, None
+        self.grad_norm = float(last.grad_norm)
         if self.watchdog.accepts(self.grad_norm):
-            self.learner.update(self.step)
-            self.loss_sum, self.loss_count = self.loss_sum + step_loss, self.loss_count + 1
-        self.learner.optimizer.zero_grad(set_to_none=True)
-        self.step += 1
+            self.learner.average(last.step)
+            self.loss_sum, self.loss_count = self.loss_sum + last.loss, self.loss_count + 1
 
     def _after_step(self) -> None:
         """Log, check, draw and save where an interval ends."""
         config, last = self.config, self.step == self.config.steps
-        if _due(self.step, config.log_every) or last:
-            self._log()
-        self.watchdog.check(self.step, self.run_folder)
-        good = self.watchdog.in_a_row == 0  # a bad streak must not push good checkpoints out
-        save = last or (_due(self.step, config.checkpoint.every) and good)
+        log = last or _due(self.step, config.log_every)
+        save = last or _due(self.step, config.checkpoint.every)
         preview = self.preview is not None and (
             _due(self.step, config.preview.every) or (last and config.preview.every > 0)
         )
-        if save:  # first: a picture is not worth a checkpoint
-            self._save()
+        if log or save or preview:
+            self._settle()
+        if log:
+            self._log()
+        self.watchdog.check(self.step, self.run_folder)
+        # A bad streak must not push good checkpoints out.
+        if save and (last or self.watchdog.in_a_row == 0):
+            self._save()  # before the picture, which is not worth a checkpoint
         if preview or save:
             self._draw(preview)
 
@@ -264,6 +297,7 @@ class Trainer:
 
     def _save(self) -> None:
         """A checkpoint of this step boundary; called on every rank, written by one."""
+        self._settle()
         failure = None
         if self.is_main:
             try:
@@ -278,14 +312,8 @@ class Trainer:
                 )
             except UserError as error:
                 failure = error
-        if self._largest(failure is not None):  # all ranks stop together, none waits for ever
+        if self.words.largest(failure is not None):  # all ranks stop together, none waits for ever
             raise failure or UserError("the first process could not save")
-
-    def _largest(self, number: int) -> int:
-        """The largest number of all ranks, the same on all of them: a signal, or a failure."""
-        if self.accelerator.num_processes == 1:
-            return int(number)
-        return int(self.accelerator.gather(torch.tensor([number], device=self.device)).max())
 
     def _say(self, *lines: str) -> None:
         if self.is_main:

@@ -140,6 +140,28 @@ def test_non_finite_steps_are_skipped_counted_and_survived(tmp_path, monkeypatch
     ]  # fmt: skip
 
 
+def test_a_step_whose_norm_is_not_finite_leaves_weights_and_optimizer_alone(tmp_path):
+    run = trainer(config(tmp_path, "--steps", 3))
+    run.run()
+    learner = run.learner
+    before = {
+        kind: {name: tensor.clone() for name, tensor in tensors.items()}
+        for kind, tensors in learner.tensors().items()
+        if kind != "averages"
+    }
+    for parameter in learner.model.parameters():
+        parameter.grad = torch.full_like(parameter, float("inf"))
+    for norm in (float("inf"), float("nan")):
+        learner.update(3, torch.tensor(norm))
+        for kind, tensors in before.items():
+            assert_equal(tensors, learner.tensors()[kind])
+    for parameter in learner.model.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    learner.update(3, torch.tensor(1.0))
+    assert learner.tensors()["optimizer"]["step.final.weight"] == 4
+    assert (learner.tensors()["model"]["final.weight"] != before["model"]["final.weight"]).all()
+
+
 def test_ten_non_finite_steps_in_a_row_stop_the_run(tmp_path, monkeypatch):
     poison(monkeypatch, steps=set(range(4, 100)))
     with pytest.raises(UserError, match="10 steps in a row, up to step 14.*step_00000") as error:
@@ -194,7 +216,7 @@ def test_what_a_resume_changed_outlives_its_interruption(tmp_path):
     run = tmp_path / "run"
     faster, checkpoint = parse_train(["--resume", str(run), "--steps", "5"])
     longer = trainer(faster, resume=checkpoint)
-    longer._largest = lambda number: signal.SIGTERM if number is not False else 0
+    longer.words.largest = lambda number: signal.SIGTERM if number is not False else 0
     longer.run()
     again, checkpoint = parse_train(["--resume", str(run)])
     assert again.steps == 5 and open_checkpoint(checkpoint).config.steps == 1
