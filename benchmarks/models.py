@@ -8,13 +8,12 @@ backward of a mean square; a training step also clips, steps AdamW and averages.
 from __future__ import annotations
 
 import argparse
-import statistics
-import time
 import warnings
 from collections.abc import Callable
 from functools import partial
 
 import torch
+from timing import matmul_peak, medians
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -118,7 +117,7 @@ def training_step(options: argparse.Namespace) -> None:
     x, t, labels = inputs(options.step_batch, options.device)
     for name in ("SiT-B/2", "ViT5-B/2"):
         steps = {p: step_of(denoiser(name, options), x, t, labels, p) for p in options.precisions}
-        times = medians(list(steps.values()), options)
+        times = medians(list(steps.values()), repeats=options.repeats, device=options.device)
         flops = 3 * count(denoiser(name, options), lambda model: model(x, t, labels))
         for precision, seconds in zip(steps, times, strict=True):
             share = flops / seconds / options.peak[precision]
@@ -181,7 +180,7 @@ def pair(title: str, ours: Run, peer: Run, model: nn.Module, options: argparse.N
     for precision in options.precisions:
         for kind, run, cost in (("forward", forward, 1), ("training", train, 3)):
             runs = [partial(run, call, precision, options) for call in (ours, peer)]
-            mine, its = medians(runs, options)
+            mine, its = medians(runs, repeats=options.repeats, device=options.device)
             share = cost * flops / mine / options.peak[precision]
             print(
                 f"{title}, {precision} {kind}: {mine:.3f} s and {its:.3f} s, "
@@ -204,45 +203,11 @@ def train(call: Run, precision: str, options: argparse.Namespace) -> None:
     loss.backward()
 
 
-def medians(runs: list[Run], options: argparse.Namespace) -> list[float]:
-    """Median seconds of each call; the calls take turns, so that a slow minute hits all."""
-    taken = [[] for _ in runs]
-    for repeat in range(options.repeats + 2):  # the first two warm up
-        for run, times in zip(runs, taken, strict=True):
-            synchronize(options.device)
-            start = time.perf_counter()
-            run()
-            synchronize(options.device)
-            if repeat > 1:
-                times.append(time.perf_counter() - start)
-    return [statistics.median(times) for times in taken]
-
-
-def matmul_peak(device: str, precision: str) -> float:
-    """FLOPS of a large square matrix product, the best of twelve."""
-    dtype = torch.bfloat16 if precision == "bf16" else torch.float32
-    a, b = (torch.randn(4096, 4096, device=device, dtype=dtype) for _ in range(2))
-    times = []
-    for _ in range(12):
-        synchronize(device)
-        start = time.perf_counter()
-        a @ b
-        synchronize(device)
-        times.append(time.perf_counter() - start)
-    return 2 * 4096**3 / min(times)
-
-
 def count(model: nn.Module, call: Callable[[nn.Module], object]) -> int:
     """FLOPs of a forward pass, 2 per multiply-add."""
     with FlopCounterMode(display=False) as counter, torch.no_grad():
         call(model)
     return counter.get_total_flops()
-
-
-def synchronize(device: str) -> None:
-    """Waits for the device: launches return before the work is done."""
-    if device.startswith("cuda"):
-        torch.cuda.synchronize()
 
 
 if __name__ == "__main__":

@@ -7,12 +7,11 @@ in an interval over what its passes cost; and how far bf16 images are from fp32 
 from __future__ import annotations
 
 import argparse
-import statistics
-import time
 from collections.abc import Callable
 from dataclasses import replace
 
 import torch
+from timing import medians
 from torch import nn
 
 from sit_vit5 import presets
@@ -70,7 +69,7 @@ def overhead(made: Generator, options: argparse.Namespace) -> None:
             for _ in range(options.steps):
                 made.model(noise, t, labels)
 
-        whole, calls = medians(
+        whole, calls = taking_turns(
             [lambda loop=loop, f=field, n=noise: loop.solve(f, n, indices), bare], options
         )
         print(
@@ -91,7 +90,7 @@ def interval(made: Generator, options: argparse.Namespace) -> None:
         guided.solve(field, noise, indices)
         passes.append(networks[0].passes)
         runs.append(lambda g=guided, f=field: g.solve(f, noise, indices))
-    off, on, half = medians(runs, options)
+    off, on, half = taking_turns(runs, options)
     expected = off + (on - off) * (passes[2] - passes[0]) / (passes[1] - passes[0])
     print(
         f"guidance off {off:.3f} s ({passes[0]} passes), on {on:.3f} s ({passes[1]}), in [0.5, 1] "
@@ -113,18 +112,10 @@ def precision(made: Generator, options: argparse.Namespace) -> None:
 
 
 @torch.inference_mode()
-def medians(runs: list[Callable[[], object]], options: argparse.Namespace) -> list[float]:
-    """Median seconds of each call; the calls take turns."""
-    taken: list[list[float]] = [[] for _ in runs]
-    for repeat in range(options.repeats + 1):  # the first warms up
-        for run, times in zip(runs, taken, strict=True):
-            start = time.perf_counter()
-            run()
-            if options.device.startswith("cuda"):
-                torch.cuda.synchronize()
-            if repeat:
-                times.append(time.perf_counter() - start)
-    return [statistics.median(times) for times in taken]
+@torch.no_grad()
+def taking_turns(runs: list[Callable[[], object]], options: argparse.Namespace) -> list[float]:
+    """Median seconds of each call."""
+    return medians(runs, repeats=options.repeats, device=options.device)
 
 
 if __name__ == "__main__":
