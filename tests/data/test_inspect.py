@@ -115,3 +115,11 @@ def test_an_unfinished_cache_and_a_bad_output_are_refused(inspect, cache, capsys
         inspect("--data.path", cache)
     with pytest.raises(UserError, match=r"out picture.jpg must end in .png"):
         main(["--data.path", str(cache), "--out", "picture.jpg"])
+
+
+def test_inspect_refuses_what_training_refuses(inspect, image_folder):
+    Image.new("RGB", (60000, 1)).save(image_folder / "dog" / "line.png")
+    said = inspect("--data.path", image_folder, "--data.image-size", 256)
+    assert "warning: 1 cannot be decoded:" in said and "60000x1 is too narrow" in said
+    with pytest.raises(UserError, match="1 of 25 images cannot be decoded"):
+        inspect("--data.path", image_folder, "--data.image-size", 256, "--verify", True)
