@@ -67,7 +67,9 @@ class ShardWriter:
         self.layout, name = layout, shard_name(number)
         self.final, self.facts = folder / f"{name}.bin", folder / f"{name}.json"
         self.partial, self.bad_file = folder / f"{name}.bin.partial", folder / f"{name}.bad"
-        if self.final.exists() and not self.facts.exists():  # killed between the two
+        if not self.final.exists():
+            self.facts.unlink(missing_ok=True)  # of a shard that was taken away
+        elif not self.facts.exists():  # killed between the two
             os.replace(self.final, self.partial)
         found = read_json(self.bad_file) if self.bad_file.exists() else {}
         self.bad = {int(index): reason for index, reason in found.items()}

@@ -111,6 +111,12 @@ def test_following_the_message_of_a_lost_shard_makes_it_again(cache, image_folde
     assert content(cache) == before
 
 
+def test_a_shard_made_again_keeps_nothing_of_the_lost_one(cache, image_folder, tiny_vae):
+    (cache / "shard_00001.bin").unlink()
+    ShardWriter(cache, 1, job(cache, image_folder, tiny_vae).layout)
+    assert not (cache / "shard_00001.json").exists()
+
+
 def test_a_cache_in_the_data_folder_is_refused(image_folder, tmp_path):
     for out in (image_folder, image_folder / "cache", tmp_path / "x" / ".." / "data" / "c"):
         with pytest.raises(UserError, match="lies in the data folder .* choose a folder beside it"):
