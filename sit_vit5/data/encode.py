@@ -65,17 +65,18 @@ class Job:
 def main(argv: list[str]) -> None:
     """Parse, build, encode; the last line is the folder's path."""
     options = parse(EncodeConfig, argv)
-    check_apart(Path(options.out), options.data.path)
 
     from sit_vit5.codecs import build_codec
     from sit_vit5.data import build_source
+    from sit_vit5.data.latent_cache import is_cache
     from sit_vit5.distributed import join_processes
     from sit_vit5.precision import set_tf32
 
     set_tf32(False)
-    source = build_source(options.data)
-    if source.kind != "images":
+    if options.data.path is not None and is_cache(Path(options.data.path)):
         raise UserError(f"{options.data.path} is a latent cache already; give --data.path images")
+    check_apart(Path(options.out), options.data.path)
+    source = build_source(options.data)
     codec = build_codec(options.codec.name, options.codec.path)
     encode(Job(options, source, codec, plan_layout(options, source, codec)), join_processes())
 

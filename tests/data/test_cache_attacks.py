@@ -124,6 +124,11 @@ def test_a_cache_in_the_data_folder_is_refused(image_folder, tmp_path):
     assert {path.name for path in image_folder.iterdir()} == {"cat", "dog"}
 
 
+def test_a_cache_of_any_image_size_is_not_encoded_again(cache, tmp_path):
+    with pytest.raises(UserError, match="is a latent cache already; give --data.path images"):
+        encoding.main(["--data.path", str(cache), "--out", str(tmp_path / "again")])
+
+
 @pytest.mark.parametrize(
     ("key", "value"),
     [

@@ -73,6 +73,8 @@ def test_a_cache_is_described_and_decoded_if_its_codec_is_here(inspect, cache, t
     assert "warning: the deviation is unusual" in said  # the tiny autoencoder's is 0.2
     assert "no picture: the autoencoder is not on this machine" in said
     assert not (tmp_path / "out.png").exists()
+    said = inspect("--data.path", cache, "--codec.path", tmp_path)
+    assert f"no picture: the autoencoder is not what --codec.path {tmp_path} names" in said
     said = inspect("--data.path", cache, "--codec.path", tiny_vae, "--verify", True)
     assert "verified: 3 shards are as written, all numbers are finite" in said
     assert Image.open(tmp_path / "out.png").size[0] > 4 * 64
