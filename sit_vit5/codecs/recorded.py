@@ -35,10 +35,12 @@ class RecordedCodec:
     @classmethod
     def read(cls, record: dict) -> RecordedCodec:
         """The codec that `record` wrote."""
-        try:
-            return cls(**record)
-        except TypeError:
-            raise UserError(f"{record} does not describe a codec") from None
+        types = {"name": str, "identity": dict, "draws_noise": bool, "origin": dict}
+        if record.keys() != types.keys() or not all(
+            isinstance(record[key], kind) for key, kind in types.items()
+        ):
+            raise UserError(f"{record} does not describe a codec; encode again")
+        return cls(**record)
 
     def record(self) -> dict:
         """As JSON values."""

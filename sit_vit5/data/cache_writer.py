@@ -67,9 +67,12 @@ class ShardWriter:
         self.layout, name = layout, shard_name(number)
         self.final, self.facts = folder / f"{name}.bin", folder / f"{name}.json"
         self.partial, self.bad_file = folder / f"{name}.bin.partial", folder / f"{name}.bad"
-        if self.final.exists() and not self.facts.exists():  # killed between the two
+        if not self.final.exists():
+            self.facts.unlink(missing_ok=True)  # of a shard that was taken away
+        elif not self.facts.exists():  # killed between the two
             os.replace(self.final, self.partial)
-        self.bad = _read_bad(self.bad_file)
+        found = read_json(self.bad_file) if self.bad_file.exists() else {}
+        self.bad = {int(index): reason for index, reason in found.items()}
         self.done = 0
         if self.partial.exists():
             self.done = self.partial.stat().st_size // layout.image_bytes
@@ -79,13 +82,11 @@ class ShardWriter:
     def append(self, moments: np.ndarray, bad: dict[int, str]) -> None:
         """Adds images (n, mirrors, C, h, w), and the reasons of bad ones among them by index.
 
-        On the disk when it returns. Bad ones first: a kill in between only tries them again.
+        On the disk when it returns. Bad ones first: a kill in between only repeats the good.
         """
         if bad:
             self.bad |= bad
-            with self.bad_file.open("a", encoding="utf-8") as file:
-                file.writelines(f"{index}\t{reason}\n" for index, reason in bad.items())
-            sync(self.bad_file)
+            write_json(self.bad_file, self.bad)
         with self.partial.open("r+b" if self.partial.exists() else "wb") as file:
             file.truncate(self.done * self.layout.image_bytes)  # an image cut by a kill
             file.seek(0, os.SEEK_END)
@@ -96,12 +97,14 @@ class ShardWriter:
 
     def finish(self) -> None:
         """Gives the shard its name and writes what is to be known of it."""
+        with self.partial.open("ab") as file:  # there is none yet if all images are bad
+            file.truncate(self.done * self.layout.image_bytes)
         os.replace(self.partial, self.final)
         sync(self.final.parent)
         facts = {
             "count": self.done,
             "sha256": file_hash(self.final),
-            "bad": {str(index): reason for index, reason in self.bad.items()},
+            "bad": self.bad,
         }
         write_json(self.facts, facts | self._sums())
         self.bad_file.unlink(missing_ok=True)
@@ -126,9 +129,11 @@ class ShardWriter:
 
 
 def missing_shards(folder: Path, layout: Layout) -> list[int]:
-    """Numbers of the shards that are not finished."""
+    """Numbers of the shards that are not finished: a file of theirs is not there."""
     return [
-        number for number in layout.shards if not (folder / f"{shard_name(number)}.json").exists()
+        number
+        for number in layout.shards
+        if not all((folder / f"{shard_name(number)}{end}").exists() for end in (".bin", ".json"))
     ]
 
 
@@ -138,19 +143,28 @@ def bytes_to_write(folder: Path, layout: Layout) -> int:
     return layout.count * layout.image_bytes - sum(file.stat().st_size for file in files)
 
 
-def write_index(folder: Path, layout: Layout, settings: dict, labels: np.ndarray) -> dict:
-    """Labels, then the index, once every shard is there; the bad images by index, with reasons.
-
-    settings: what the index keeps beside the shards. labels: of all images of the source, (N,).
-    """
-    facts = {number: read_json(folder / f"{shard_name(number)}.json") for number in layout.shards}
-    bad = {int(index): why for fact in facts.values() for index, why in fact["bad"].items()}
+def left_out(folder: Path, layout: Layout) -> dict[int, str]:
+    """Why the images that are in no shard cannot be decoded, by index; refuses many of them."""
+    facts = _facts(folder, layout).values()
+    bad = {int(index): reason for fact in facts for index, reason in fact["bad"].items()}
     if len(bad) > MAX_BAD * layout.count:
         first = min(bad)
         raise UserError(
             f"{len(bad)} of {layout.count} images cannot be decoded, more than {MAX_BAD:.0%} "
             f"(first: {bad[first]}); mend the data set, then encode into a new folder"
         )
+    return bad
+
+
+def write_index(
+    folder: Path, layout: Layout, settings: dict, labels: np.ndarray, bad: dict[int, str]
+) -> None:
+    """Labels, then the index, once every shard is there.
+
+    settings: what the index keeps beside the shards. labels: of all images of the source, (N,).
+    bad: those that are `left_out`.
+    """
+    facts = _facts(folder, layout)
     good = np.setdiff1d(np.arange(layout.count), list(bad))
     with (folder / LABELS_FILE).open("wb") as file:
         np.save(file, labels[good].astype(np.int64), allow_pickle=False)
@@ -169,7 +183,11 @@ def write_index(folder: Path, layout: Layout, settings: dict, labels: np.ndarray
         "versions": versions(),
     }
     write_json(folder / INDEX_FILE, index | settings | {"shards": shards})
-    return bad
+
+
+def _facts(folder: Path, layout: Layout) -> dict[int, dict]:
+    """What `ShardWriter.finish` wrote of every shard, by its number."""
+    return {number: read_json(folder / f"{shard_name(number)}.json") for number in layout.shards}
 
 
 def _statistics(facts: list[dict], layout: Layout, images: int) -> dict:
@@ -177,13 +195,5 @@ def _statistics(facts: list[dict], layout: Layout, images: int) -> dict:
     values = images * layout.mirrors * int(np.prod(layout.moments_shape[1:]))
     mean = sum(np.asarray(fact["sum"]) for fact in facts) / values
     square = sum(np.asarray(fact["sum_of_squares"]) for fact in facts) / values
-    return {"mean": mean.tolist(), "std": np.sqrt(square - mean**2).tolist()}
-
-
-def _read_bad(path: Path) -> dict[int, str]:
-    """What was written of bad images; a line cut by a kill is tried again."""
-    if not path.exists():
-        return {}
-    lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
-    pairs = [line.rstrip("\n").split("\t", 1) for line in lines if line.endswith("\n")]
-    return {int(index): reason for index, reason in pairs}
+    variance = np.maximum(square - mean**2, 0)  # of equal images it may round to below 0
+    return {"mean": mean.tolist(), "std": np.sqrt(variance).tolist()}

@@ -16,6 +16,8 @@ from sit_vit5.config import EncodeConfig
 from sit_vit5.errors import UserError, nearest_multiples
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     import numpy as np
 
     from sit_vit5.codecs import Codec
@@ -25,6 +27,7 @@ if TYPE_CHECKING:
     from sit_vit5.distributed import Processes
 
 BAD_IMAGES = "bad_images.txt"
+NAMED = 3  # images in a message
 
 
 @dataclass(frozen=True)
@@ -65,15 +68,24 @@ def main(argv: list[str]) -> None:
 
     from sit_vit5.codecs import build_codec
     from sit_vit5.data import build_source
+    from sit_vit5.data.latent_cache import is_cache
     from sit_vit5.distributed import join_processes
     from sit_vit5.precision import set_tf32
 
     set_tf32(False)
-    source = build_source(options.data)
-    if source.kind != "images":
+    if options.data.path is not None and is_cache(Path(options.data.path)):
         raise UserError(f"{options.data.path} is a latent cache already; give --data.path images")
+    check_apart(Path(options.out), options.data.path)
+    source = build_source(options.data)
     codec = build_codec(options.codec.name, options.codec.path)
     encode(Job(options, source, codec, plan_layout(options, source, codec)), join_processes())
+
+
+def check_apart(out: Path, data: str | None) -> None:
+    """Refuses to write into the folder that is read: a cache would be taken for a class."""
+    if data is not None and Path(data).is_dir():
+        if out.resolve().is_relative_to(Path(data).resolve()):
+            raise UserError(f"out {out} lies in the data folder {data}; choose a folder beside it")
 
 
 def plan_layout(options: EncodeConfig, source: Source, codec: Codec) -> Layout:
@@ -100,7 +112,7 @@ def plan_layout(options: EncodeConfig, source: Source, codec: Codec) -> Layout:
 def encode(job: Job, processes: Processes) -> None:
     """Makes the missing images of the cache, each process its shards; then writes the index."""
     from sit_vit5.data.cache_writer import missing_shards
-    from sit_vit5.data.latent_cache import INDEX_FILE
+    from sit_vit5.data.latent_cache import INDEX_FILE, LatentCache
     from sit_vit5.distributed import one_word
     from sit_vit5.files import lock
 
@@ -112,12 +124,14 @@ def encode(job: Job, processes: Processes) -> None:
         if not (job.folder / INDEX_FILE).exists():
             mine = missing_shards(job.folder, job.layout)[processes.rank :: processes.count]
             processes.wait()  # every process has looked before one finishes a shard
-            with one_word(processes):
-                encode_shards(job, mine, processes)
+            # Not as one word: its launcher ends the others at once, they would end hours later.
+            encode_shards(job, mine, processes)
+            processes.wait()
             with one_word(processes):
                 if processes.is_main:
                     finish(job)
         elif processes.is_main:
+            LatentCache(job.folder)  # says what was taken away or changed
             print("complete already, made with the same settings")
     if processes.is_main:
         print(job.folder)
@@ -193,33 +207,47 @@ def moments(job: Job, visit: Visit, processes: Processes) -> np.ndarray:
     from sit_vit5.codecs.autoencoder import NonFiniteLatents
     from sit_vit5.data.loader import from_uint8
 
-    layout = job.layout
+    layout, name = job.layout, job.options.codec.name
     if not len(visit.pixels):
         return np.empty((0, layout.mirrors, *layout.moments_shape), np.float32)
     images = from_uint8(torch.from_numpy(visit.pixels).to(processes.device))  # (n, C, H, W)
     sides = [images, images.flip(-1)][: layout.mirrors]
     try:
-        found = torch.stack([job.codec.moments(side) for side in sides], dim=1)
+        found = torch.stack([job.codec.moments(side) for side in sides], dim=1).cpu().numpy()
     except NonFiniteLatents as error:  # row D10: nothing of it enters the cache
-        good = [index for index in visit.indices if index not in visit.bad]
-        names = ", ".join(job.source.describe(good[row]) for row in error.rows)
         raise UserError(
-            f"the codec {job.options.codec.name} gives latents that are not finite for {names}; "
-            "check the images and the autoencoder's weights"
+            f"the codec {name} gives latents that are not finite for "
+            f"{described(job, visit, error.rows)}; check the images and the autoencoder's weights"
         ) from None
-    return found.cpu().numpy()
+    limit = np.finfo(layout.dtype).max
+    large = np.flatnonzero((np.abs(found) > limit).any(axis=(1, 2, 3, 4)))
+    if len(large):
+        raise UserError(
+            f"the codec {name} gives numbers above {limit:,.0f}, the largest of {layout.dtype}, "
+            f"for {described(job, visit, large)}; use --dtype float32 and another --out"
+        )
+    return found
+
+
+def described(job: Job, visit: Visit, rows: Sequence[int]) -> str:
+    """The first images among these rows of a visit's pixels, for messages."""
+    good = [index for index in visit.indices if index not in visit.bad]
+    names = [job.source.describe(good[row]) for row in rows[:NAMED]]
+    more = f" and {len(rows) - NAMED} more" if len(rows) > NAMED else ""
+    return ", ".join(names) + more
 
 
 def finish(job: Job) -> None:
-    """Writes the index, and the list of the images that were left out."""
-    from sit_vit5.data.cache_writer import write_index
+    """Writes the list of the images that were left out, then the index."""
+    from sit_vit5.data.cache_writer import left_out, write_index
     from sit_vit5.files import write_text
 
-    bad = write_index(job.folder, job.layout, job.settings(), job.source.labels)
+    bad = left_out(job.folder, job.layout)
     if bad:
         lines = [f"{reason}\n" for _, reason in sorted(bad.items())]
         write_text(job.folder / BAD_IMAGES, "".join(lines))
         print(f"{len(bad)} images left out, listed in {job.folder / BAD_IMAGES}")
+    write_index(job.folder, job.layout, job.settings(), job.source.labels, bad)
 
 
 if __name__ == "__main__":

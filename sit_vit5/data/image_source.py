@@ -54,13 +54,18 @@ class ImageSource(ABC):
 
     def load(self, index: int, *, mirror: bool = False) -> tuple[np.ndarray, int]:
         """uint8 (H, W, C), left and right exchanged if asked, and label."""
+        picture = self.checked_picture(index)
+        pixels = center_crop(picture, self.size).reshape(self.size, self.size, -1)
+        return pixels[:, ::-1] if mirror else pixels, int(self.labels[index])
+
+    def checked_picture(self, index: int) -> Image.Image:
+        """The whole image; BadImage too where it cannot be cropped."""
         picture = self.picture(index)
         # The crop makes the short side `size` long: a line of pixels would become gigabytes.
         if self.size**2 * max(picture.size) > MAX_PIXELS * min(picture.size):
             width, height = picture.size
             raise BadImage(self.describe(index), f"{width}x{height} is too narrow for a square")
-        pixels = center_crop(picture, self.size).reshape(self.size, self.size, -1)
-        return pixels[:, ::-1] if mirror else pixels, int(self.labels[index])
+        return picture
 
     def _check_labels(self) -> None:
         count = max(len(self.class_names), 1)

@@ -10,6 +10,8 @@ FOLDER/index.json         everything a reader needs; written last: without it th
 from __future__ import annotations
 
 import json
+import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -112,6 +114,7 @@ class LatentCache:
         if number not in self._maps:
             shard = self.shards[number]
             shape = (shard.count, self.mirrors, *self.moments_shape)
+            self._check_length(shard)  # it may have gone since the start
             self._maps[number] = np.memmap(self.root / shard.file, self.dtype, "r", shape=shape)
         return self._maps[number]
 
@@ -127,6 +130,12 @@ class LatentCache:
         labels = np.load(path, allow_pickle=False)
         if len(labels) != index["count"]:
             raise UserError(f"{path} holds {len(labels)} labels for {index['count']} images")
+        classes = max(len(index["class_names"]), 1)
+        if labels.min() < 0 or labels.max() >= classes:
+            raise UserError(
+                f"{path} holds labels from {labels.min()} to {labels.max()} for {classes} classes; "
+                "encode again"
+            )
         return labels
 
     def _check_length(self, shard: Shard) -> None:
@@ -162,10 +171,62 @@ def read_index(folder: Path) -> dict:
             f"latent cache {folder} has schema {index.get('schema')}, this version reads {SCHEMA}; "
             "encode again, or use the version that wrote it"
         )
-    missing = {"count", "shards", "codec", "image_size", "moments_shape"} - index.keys()
-    if missing:
-        raise UserError(f"{folder / INDEX_FILE} lacks {', '.join(sorted(missing))}; encode again")
+    wrong = _first_wrong(index)
+    if wrong is not None:
+        raise UserError(
+            f"{folder / INDEX_FILE} was changed: {wrong} is not what the encoding writes; remove "
+            "the file and encode again: only what is missing is made"
+        )
     return index
+
+
+def _first_wrong(index: dict) -> str | None:
+    """The first entry of an index that is missing, or that no encoding writes."""
+    for key, is_right in _ENTRIES.items():
+        if key not in index or not is_right(index[key]):
+            return f"{key} {index.get(key)!r:.80}"
+    if sum(shard["count"] for shard in index["shards"]) != index["count"]:
+        return f"count {index['count']}, unlike the sum of the shards,"
+    return None
+
+
+def _is_count(value: object) -> bool:
+    return type(value) is int and value > 0  # True is an int too
+
+
+def _is_shape(value: object) -> bool:
+    return isinstance(value, list) and len(value) == 3 and all(map(_is_count, value))
+
+
+def _is_shard(value: object) -> bool:
+    """A shard whose file lies in the cache."""
+    return (
+        isinstance(value, dict)
+        and value.keys() == {"file", "count", "sha256"}
+        and re.fullmatch(r"shard_\d{5,}\.bin", str(value["file"])) is not None
+        and _is_count(value["count"])
+        and isinstance(value["sha256"], str)
+    )
+
+
+def _is_list_of(is_right: Callable[[object], bool]) -> Callable[[object], bool]:
+    return lambda value: isinstance(value, list) and all(map(is_right, value))
+
+
+# What a reader needs of an index, and whether a value can be that.
+_ENTRIES: dict[str, Callable[[object], bool]] = {
+    "count": _is_count,
+    "image_size": _is_count,
+    "mirrors": lambda value: _is_count(value) and value <= 2,
+    "dtype": lambda value: value in DTYPES,
+    "latent_shape": _is_shape,
+    "moments_shape": _is_shape,
+    "class_names": _is_list_of(lambda name: isinstance(name, str)),
+    "codec": lambda value: isinstance(value, dict),
+    "raw_latents": lambda value: isinstance(value, dict) and value.keys() == {"mean", "std"},
+    "labels_sha256": lambda value: isinstance(value, str),
+    "shards": _is_list_of(_is_shard),
+}
 
 
 def read_json(path: Path) -> dict:

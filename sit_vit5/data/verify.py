@@ -25,7 +25,7 @@ def verify(cache: LatentCache, *, shown: bool = True) -> list[str]:
             if digest != shard.sha256:
                 problems.append(
                     f"{path} was changed: its SHA-256 is {digest[:12]}..., the index says "
-                    f"{shard.sha256[:12]}...; remove it, its .json and index.json, and encode again"
+                    f"{shard.sha256[:12]}...; remove it and index.json, and encode again"
                 )
             if bad:
                 problems.append(f"{path} holds {bad} values that are not finite; encode again")

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 import warnings
 from collections.abc import Hashable, Iterable, Iterator
+from contextlib import contextmanager
 from typing import Protocol, TypeVar
 
 import torch
@@ -28,7 +30,8 @@ def read_ahead(items: ByKey[Item], keys: Iterable[Hashable], *, workers: int) ->
     Where there is a GPU the tensors of an item with a method `pin_memory` are pinned. A UserError
     comes out as it is; a worker that was killed becomes one.
     """
-    with warnings.catch_warnings():  # more workers than cores: the user's word
+    with _deaths_told_by_next(), warnings.catch_warnings():
+        # More workers than cores are the user's word.
         warnings.filterwarnings("ignore", message="This DataLoader will create")
         stream = DataLoader(
             _ErrorsAsValues(items),
@@ -54,6 +57,16 @@ def read_ahead(items: ByKey[Item], keys: Iterable[Hashable], *, workers: int) ->
         ) from None
     finally:
         del found  # ends the workers now; a kept traceback would keep them alive
+
+
+@contextmanager
+def _deaths_told_by_next() -> Iterator[None]:
+    """Takes back the handler that torch sets: it raises wherever the main process happens to be."""
+    mine = hasattr(signal, "SIGCHLD") and threading.current_thread() is threading.main_thread()
+    before = signal.getsignal(signal.SIGCHLD) if mine else None
+    yield
+    if mine:
+        signal.signal(signal.SIGCHLD, before or signal.SIG_DFL)
 
 
 class _ErrorsAsValues(Dataset):

@@ -73,6 +73,8 @@ def test_a_cache_is_described_and_decoded_if_its_codec_is_here(inspect, cache, t
     assert "warning: the deviation is unusual" in said  # the tiny autoencoder's is 0.2
     assert "no picture: the autoencoder is not on this machine" in said
     assert not (tmp_path / "out.png").exists()
+    said = inspect("--data.path", cache, "--codec.path", tmp_path)
+    assert f"no picture: the autoencoder is not what --codec.path {tmp_path} names" in said
     said = inspect("--data.path", cache, "--codec.path", tiny_vae, "--verify", True)
     assert "verified: 3 shards are as written, all numbers are finite" in said
     assert Image.open(tmp_path / "out.png").size[0] > 4 * 64
@@ -115,3 +117,11 @@ def test_an_unfinished_cache_and_a_bad_output_are_refused(inspect, cache, capsys
         inspect("--data.path", cache)
     with pytest.raises(UserError, match=r"out picture.jpg must end in .png"):
         main(["--data.path", str(cache), "--out", "picture.jpg"])
+
+
+def test_inspect_refuses_what_training_refuses(inspect, image_folder):
+    Image.new("RGB", (60000, 1)).save(image_folder / "dog" / "line.png")
+    said = inspect("--data.path", image_folder, "--data.image-size", 256)
+    assert "warning: 1 cannot be decoded:" in said and "60000x1 is too narrow" in said
+    with pytest.raises(UserError, match="1 of 25 images cannot be decoded"):
+        inspect("--data.path", image_folder, "--data.image-size", 256, "--verify", True)

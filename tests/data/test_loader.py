@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
+import time
 from itertools import islice
 
 import numpy as np
@@ -121,6 +122,17 @@ def test_a_folder_of_only_bad_images_ends(image_folder):
         file.write_bytes(b"")
     with pytest.raises(UserError, match="no image of the data set"):
         StepLoader(ImageFolder(image_folder, 8), BatchPlan(4), seed=0, on_bad_image="skip")[(0, 0)]
+
+
+def test_a_killed_worker_interrupts_nothing_but_the_next_read():
+    stream = loader(workers=1).steps(0)
+    next(stream)
+    (worker,) = multiprocessing.active_children()
+    worker.kill()
+    time.sleep(0.5)  # a step: torch's own handler raises RuntimeError here
+    with pytest.raises(UserError, match="a loader process died: "):
+        for _ in range(20):
+            next(stream)
 
 
 def test_a_killed_worker_gets_one_line_and_a_bug_keeps_its_traceback():

@@ -30,7 +30,9 @@ def inspect_cache(cache: LatentCache, options: InspectConfig) -> None:
         print(f"verified: {len(cache.shards)} shards are as written, all numbers are finite")
     decoder = local_codec(codec, options.codec.path)
     if decoder is None:
-        print("no picture: the autoencoder is not on this machine; give it with --codec.path")
+        given = options.codec.path
+        here = "on this machine" if given is None else f"what --codec.path {given} names"
+        print(f"no picture: the autoencoder is not {here}; give it with --codec.path")
         return
     rows, chosen = picture_rows(cache)
     draw(rows, decoded(cache, chosen, codec, decoder), Path(options.out))

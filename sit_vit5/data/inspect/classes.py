@@ -47,11 +47,10 @@ def picture_rows(source: Source | LatentCache) -> tuple[list[str], list[int]]:
         count = min(ROWS * COLUMNS, len(source))
         return [""] * -(-count // COLUMNS), list(range(count))
     rows, chosen = [], []
-    for label, name in enumerate(source.class_names):
+    for label in np.unique(source.labels)[:ROWS]:
         found = np.flatnonzero(source.labels == label)[:COLUMNS]
-        if len(found) and len(rows) < ROWS:
-            rows.append(name)
-            chosen += [int(found[place % len(found)]) for place in range(COLUMNS)]
+        rows.append(source.class_names[label])
+        chosen += [int(found[place % len(found)]) for place in range(COLUMNS)]
     return rows, chosen
 
 

@@ -40,7 +40,7 @@ def look(source: ImageSource, indices: np.ndarray) -> tuple[np.ndarray, list[str
     with progress_bar(len(indices), unit="image", title="decode") as bar:
         for index in indices:
             try:
-                sizes.append(source.picture(int(index)).size)
+                sizes.append(source.checked_picture(int(index)).size)
             except BadImage as error:
                 bad.append(str(error))
             bar.update()
