@@ -117,8 +117,8 @@ def convert_denoiser(official: OfficialFile, options: ConvertConfig, target: Pat
 
 def check_codec(codec: Codec, name: str, model: Denoiser) -> None:
     """Refuses a codec whose latents of grey or colour images have other channels."""
-    sides = [side * codec.factor for side in model.input_size]
-    if model.in_channels not in {codec.latent_shape((c, *sides))[0] for c in (1, 3)}:
+    *sides, channels = codec.image_shape((model.in_channels, *model.input_size))
+    if channels not in (1, 3) or codec.latent_shape((channels, *sides))[0] != model.in_channels:
         raise UserError(
             f"the weights are for latents of {model.in_channels} channels, the codec {name} gives "
             "others; choose one with --codec.name or --codec.path"

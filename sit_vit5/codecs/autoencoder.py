@@ -59,8 +59,13 @@ class AutoencoderCodec:
         return {"name": self.kind.name} | self.normalisation.record() | digest
 
     def latent_shape(self, image_shape: tuple[int, int, int]) -> tuple[int, int, int]:
-        """(C, H, W) of an image to (c, h, w) of its latents."""
-        _, height, width = image_shape
+        """(C, H, W) of an image to (c, h, w) of its latents; UserError if it is not for these C."""
+        channels, height, width = image_shape
+        if channels != self.vae.config.in_channels:
+            raise UserError(
+                f"the autoencoder encodes images of {self.vae.config.in_channels} channels, these "
+                f"have {channels}; use --codec.name identity or other images"
+            )
         return self.vae.config.latent_channels, height // self.factor, width // self.factor
 
     def image_shape(self, latent_shape: tuple[int, int, int]) -> tuple[int, int, int]:
@@ -75,11 +80,6 @@ class AutoencoderCodec:
     @torch.no_grad()
     def moments(self, images: Tensor) -> Tensor:
         """Raw latents, fp32 (B, c, h, w), or their means and log-variances (B, 2c, h, w)."""
-        if images.shape[1] != self.vae.config.in_channels:
-            raise UserError(
-                f"the autoencoder encodes images of {self.vae.config.in_channels} channels, these "
-                f"have {images.shape[1]}; use --codec.name identity or other images"
-            )
         self.vae.to(images.device)
         moments = self._in_parts(
             lambda part: self.kind.moments(self.vae.encode(part)),

@@ -142,7 +142,8 @@ def _diffusers_class(name: str) -> type:
     # Imported here: diffusers takes seconds, and pixels need none of it.
     import diffusers
 
-    logging.getLogger("diffusers").setLevel(logging.ERROR)
+    # What it logs of a failure it also raises.
+    logging.getLogger("diffusers").setLevel(logging.CRITICAL)
     return getattr(diffusers, name)
 
 

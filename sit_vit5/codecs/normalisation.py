@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+
+from sit_vit5.errors import UserError
 
 # Standard deviation of latents of the right scale: SiT's settings are made for about 1.
 USUAL_STD = (0.5, 2.0)
@@ -33,7 +36,8 @@ class Normalisation:
         scale, shift = config["scaling_factor"], config.get("shift_factor") or 0.0
         mean, std = config.get("latents_mean"), config.get("latents_std")
         if mean is None or std is None:
-            return cls((scale,), (shift,))
+            mean, std = [shift], [1.0]
+        _check(scale, mean, std, config["latent_channels"])
         return cls(tuple(scale / number for number in std), tuple(mean))
 
     def record(self) -> dict:
@@ -62,6 +66,20 @@ def draw_latents(moments: Tensor, noise: Tensor | None, normalisation: Normalisa
         return normalisation.apply(moments)
     mean, log_variance = moments.chunk(2, dim=1)
     return normalisation.apply(torch.addcmul(mean, (0.5 * log_variance).exp_(), noise))
+
+
+def _check(scale: object, mean: object, std: object, channels: int) -> None:
+    """Refuses what divides by zero, is no finite number or fits no channels."""
+    try:
+        usable = len(mean) == len(std) and len(std) in (1, channels)
+        usable = usable and all(map(math.isfinite, [scale, *mean, *std])) and all([scale, *std])
+    except TypeError:  # no number, no list: a configuration holds anything
+        usable = False
+    if not usable:
+        raise UserError(
+            f"the autoencoder's config.json scales by {scale} and, for {channels} channels, shifts "
+            f"by {mean} and divides by {std}; expected finite numbers, not 0; download it again"
+        )
 
 
 def _numbers(value: float | list[float]) -> tuple[float, ...]:

@@ -132,7 +132,8 @@ def detect(path: Path) -> str:
         return "latents"
     patterns, names = FILES, [path.name]
     if path.is_dir():
-        patterns, names = INNER_FILES, [entry.name for entry in path.iterdir()]
+        names = [entry.name for entry in path.iterdir() if entry.name[0] != "."]
+        patterns = INNER_FILES
     for pattern, source in patterns.items():
         if any(fnmatch(name, pattern) for name in names):
             fashion = source == "idx" and "fashion" in "/".join(path.absolute().parts[-3:]).lower()

@@ -58,7 +58,7 @@ def scan_flat(root: Path) -> tuple[list[Path], list[int], tuple[str, ...]]:
 
 def scan_classes(root: Path) -> tuple[list[Path], list[int], tuple[str, ...]]:
     """Files, labels and class names below a folder of class folders."""
-    loose = [entry for entry in root.iterdir() if entry.is_file() and _is_image(entry.name)]
+    loose = [entry for entry in root.iterdir() if _is_image(entry.name) and entry.is_file()]
     names = [entry.name for entry in root.iterdir() if entry.is_dir() and entry.name[0] != "."]
     if loose or not names:
         found = f"{len(loose)} images such as {loose[0].name} lie" if loose else "nothing lies"
@@ -95,17 +95,29 @@ def _check_level(root: Path, names: list[str], files: list[Path]) -> None:
 
 
 def _is_image(name: str) -> bool:
-    return name.lower().endswith(EXTENSIONS)
+    return name[0] != "." and name.lower().endswith(EXTENSIONS)
 
 
 def list_images(folder: Path) -> list[Path]:
     """Image files at any depth, sorted; extensions in any case, hidden names ignored."""
     found = []
-    for parent, folders, names in os.walk(folder, followlinks=True):
+    for parent, folders, names in os.walk(folder, followlinks=True, onerror=_refuse):
         folders[:] = sorted(name for name in folders if name[0] != ".")
         for name in folders:
-            inner = Path(parent, name)
-            if inner.is_symlink() and Path(parent).resolve().is_relative_to(inner.resolve()):
-                raise UserError(f"{inner} is a link to a folder it lies in; remove it")
-        found += [Path(parent, name) for name in names if name[0] != "." and _is_image(name)]
+            if _leads_back(Path(parent, name), folder):
+                raise UserError(f"{Path(parent, name)} is a link to a folder it lies in; remove it")
+        found += [Path(parent, name) for name in names if _is_image(name)]
     return sorted(found)
+
+
+def _leads_back(inner: Path, folder: Path) -> bool:
+    """Whether it is a link to a folder above it, on the way from `folder` or on the disk."""
+    if not inner.is_symlink():
+        return False
+    way = [above for above in inner.parents if above.is_relative_to(folder)]
+    return any(above.resolve().is_relative_to(inner.resolve()) for above in way)
+
+
+def _refuse(error: OSError) -> None:
+    """A folder that cannot be read would be left out in silence."""
+    raise UserError(f"{error.filename} cannot be read ({error.strerror}); mend or remove it")

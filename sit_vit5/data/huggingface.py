@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import io
+import logging
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -94,6 +95,8 @@ def load_rows(path: str, split: str) -> datasets.Dataset:
             "data.source huggingface needs the library datasets: pip install datasets"
         ) from None
 
+    # What it logs of a failure it also raises.
+    logging.getLogger("datasets").setLevel(logging.CRITICAL)
     local = Path(path)
     try:
         if any((local / name).is_file() for name in SAVED):
@@ -140,7 +143,10 @@ def read_labels(
     rows: datasets.Dataset, column: str, where: str
 ) -> tuple[np.ndarray, tuple[str, ...]]:
     """Labels (N,) and class names."""
-    values = np.array(rows.select_columns([column]).with_format(None)[:][column])
+    try:
+        values = np.array(rows.select_columns([column]).with_format(None)[:][column])
+    except ValueError:  # lists of several lengths
+        raise UserError(f"column {column} of {where} holds lists; expected a label a row") from None
     names = getattr(rows.features[column], "names", None)
     if names is None or values.dtype.kind not in "iu":
         return number_classes(values, f"column {column} of {where}")

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 import numpy as np
-from PIL import Image
+from PIL import Image, UnidentifiedImageError
 
 EXTENSIONS = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".tif", ".tiff", ".gif", ".ppm")
 # Pillow's names of what it may try: for others, such as EPS, it would start a foreign program.
@@ -35,6 +35,8 @@ def read_rgb(file: Path | BinaryIO, name: str | None = None) -> Image.Image:
     name: what BadImage calls the image; needed for a stream. Refuses more than MAX_PIXELS.
     """
     try:
+        if isinstance(file, Path) and file.is_fifo():
+            raise ValueError("it is a pipe")  # to open it would wait for ever
         with warnings.catch_warnings():
             # One per image would flood the log: of broken EXIF, which is not used, of palettes,
             # and of images that are large but below the limit.
@@ -42,6 +44,8 @@ def read_rgb(file: Path | BinaryIO, name: str | None = None) -> Image.Image:
             with Image.open(file, formats=FORMATS) as image:
                 image.load()
                 return to_rgb(image)
+    except UnidentifiedImageError:  # its message holds the address of a stream
+        raise BadImage(name or file, "cannot identify image file") from None
     except Exception as error:  # Pillow's decoders raise a dozen types on broken files
         raise BadImage(name or file, str(error) or type(error).__name__) from None
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import struct
 import zipfile
 from pathlib import Path
@@ -68,6 +69,8 @@ class Npz(ArrayImages):
         if values.dtype.kind not in "iu":
             raise UserError(f"the labels of {self.path} are {values.dtype}; expected integers")
         names = read_array(self.path, member(self.path, CLASS_NAMES))
+        if names.dtype.kind not in "iuU":
+            raise UserError(f"the class names of {self.path} are {names.dtype}; expected texts")
         return values, tuple(str(name) for name in names.reshape(-1))
 
     def _digest(self) -> str:
@@ -119,6 +122,8 @@ def read_array(path: Path, info: zipfile.ZipInfo) -> np.ndarray:
             start = _content_start(path, info) + entry.tell()
         if dtype.hasobject:
             raise ValueError("it holds Python objects")
+        if math.prod(shape) * dtype.itemsize > info.file_size:  # else mapped beyond its end
+            raise ValueError(f"it holds {info.file_size} bytes, too few for {dtype} {shape}")
         return np.memmap(path, dtype, "r", start, shape, "F" if fortran else "C")
     except Exception as error:  # zipfile, zlib, numpy's header parser, mmap: a dozen types
         raise UserError(f"{name} of {path} cannot be read: {error}") from None

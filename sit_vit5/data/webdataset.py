@@ -193,7 +193,9 @@ def members(tar: Path, file: BinaryIO) -> Iterator[Member]:
             file.seek(archive.offset)
             if file.read(tarfile.BLOCKSIZE) != bytes(tarfile.BLOCKSIZE):
                 raise tarfile.ReadError(f"no header and no end at byte {archive.offset}")
-    except (tarfile.TarError, OSError) as error:
+    except UserError:
+        raise
+    except (tarfile.TarError, OSError, ValueError, RecursionError) as error:  # on odd headers
         raise UserError(
             f"{tar} is cut short, damaged or compressed ({error}); fetch or unzip it again"
         ) from None

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import replace
 
 import pytest
+import torch
 from autoencoders import random_autoencoder
 from safetensors.torch import load_file, save_file
 
@@ -112,3 +114,38 @@ def test_a_preview_decoder_is_used_or_missed_in_one_line(folders, hub):
     absent = replace(config, preview=replace(config.preview, decoder="org/none"))
     with pytest.raises(UserError, match="'org/none'.*grids: --preview.decoder"):
         preview_codec(absent, codec)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"scaling_factor": 0},
+        {"scaling_factor": math.nan},
+        {"scaling_factor": None},
+        {"scaling_factor": "0.18"},
+        {"scaling_factor": [0.1] * 4},
+        {"shift_factor": math.inf},
+        {"latents_mean": [0.1] * 4, "latents_std": [1.0] * 3},
+        {"latents_mean": [0.1] * 2, "latents_std": [1.0] * 2},
+        {"latents_mean": [0.1] * 4, "latents_std": [1.0, 0.0, 1.0, 1.0]},
+        {"latents_mean": 0.1, "latents_std": 1.0},
+        {"latents_mean": [], "latents_std": []},
+    ],
+)
+def test_a_configuration_that_cannot_normalise_is_refused(wrong, tmp_path):
+    vae = random_autoencoder("scale")
+    vae.save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | wrong))
+    with pytest.raises(UserError, match=r"config.json scales by .*for 4 channels.*download"):
+        build_codec("diffusers", str(tmp_path))
+
+
+def test_pickled_weights_alone_are_refused_in_one_line(tmp_path, caplog):
+    vae = random_autoencoder("scale")
+    vae.save_pretrained(tmp_path)
+    torch.save(vae.state_dict(), tmp_path / "diffusion_pytorch_model.bin")
+    (tmp_path / WEIGHTS).unlink()
+    with pytest.raises(UserError, match=f"no file named {WEIGHTS}"):
+        build_codec("diffusers", str(tmp_path))
+    assert not caplog.records

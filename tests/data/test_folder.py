@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import io
+import os
 import struct
 import zlib
+from pathlib import Path
 
 import pytest
 from builders import pixels, png
@@ -81,3 +83,53 @@ def test_images_may_lie_at_any_depth_below_their_class(tmp_path):
         (tmp_path / name / "2024").mkdir(parents=True)
         Image.new("RGB", (8, 8)).save(tmp_path / name / "2024" / "a.png")
     assert ImageFolder(tmp_path, 8).class_names == ("cat", "dog")
+
+
+def class_folders(root: Path, *names: str) -> Path:
+    for name in names:
+        (root / name).mkdir(parents=True)
+        Image.new("RGB", (8, 8)).save(root / name / "a.png")
+    return root
+
+
+def test_hidden_images_beside_the_classes_are_ignored(tmp_path):
+    class_folders(tmp_path, "cat", "dog")
+    (tmp_path / "._a.png").write_bytes(b"")  # as macOS leaves them
+    assert len(ImageFolder(tmp_path, 8)) == 2
+
+
+def test_links_that_lead_back_to_each_other_are_refused(tmp_path):
+    class_folders(tmp_path, "cat", "dog")
+    (tmp_path / "cat" / "more").symlink_to(tmp_path / "dog")
+    assert len(ImageFolder(tmp_path, 8)) == 3
+    (tmp_path / "dog" / "more").symlink_to(tmp_path / "cat")  # was read 40 times over
+    with pytest.raises(UserError, match="cat/more/more is a link to a folder it lies in; remove"):
+        ImageFolder(tmp_path, 8)
+
+
+def test_a_folder_that_cannot_be_read_is_not_left_out(tmp_path, monkeypatch):
+    class_folders(tmp_path, "cat", "dog")
+    (tmp_path / "cat" / "locked").mkdir()
+    scandir = os.scandir
+
+    def locked(path):  # permissions do not stop the root user of a test machine
+        if Path(path).name == "locked":
+            raise PermissionError(13, "Permission denied", str(path))
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", locked)
+    with pytest.raises(UserError, match=r"cat/locked cannot be read \(Permission denied\); mend"):
+        ImageFolder(tmp_path, 8)
+
+
+def test_a_pipe_is_a_bad_image_and_not_waited_for(tmp_path):
+    os.mkfifo(tmp_path / "a.png")
+    with pytest.raises(BadImage, match="a.png: cannot be decoded .it is a pipe"):
+        read_rgb(tmp_path / "a.png")
+
+
+def test_the_reason_of_a_bad_image_is_the_same_in_every_run():
+    with pytest.raises(BadImage) as error:
+        read_rgb(io.BytesIO(b"text"), "row 3")
+    # Pillow's own names the stream by its address.
+    assert str(error.value) == "row 3: cannot be decoded (cannot identify image file)"

@@ -122,3 +122,16 @@ def test_what_the_hub_cannot_give_is_one_line(monkeypatch):
         UserError, match=r"org/name cannot be loaded \(FileNotFoundError: no such data"
     ):
         open_hugging_face("org/name", 8)
+
+
+def test_lists_as_labels_are_refused(tmp_path):
+    rows().add_column("tags", [[0], [0, 1]] * 6).save_to_disk(tmp_path / "saved")
+    with pytest.raises(UserError, match="column tags of .* holds lists; expected a label a row"):
+        open_hugging_face(str(tmp_path / "saved"), 8, label_column="tags")
+
+
+def test_a_broken_parquet_file_is_one_line(tmp_path, own_cache, caplog):
+    (tmp_path / "a.parquet").write_bytes(b"x" * 99)
+    with pytest.raises(UserError, match="a.parquet cannot be loaded"):
+        open_hugging_face(str(tmp_path / "a.parquet"), 8)
+    assert not caplog.records

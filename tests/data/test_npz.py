@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import io
+import zipfile
+
 import numpy as np
 import pytest
 from builders import COUNT, LABELS, npz, pixels
@@ -59,3 +62,22 @@ def test_broken_npz_files_are_named(tmp_path, monkeypatch):
     file.write_bytes(file.read_bytes()[:-30])
     with pytest.raises(UserError, match="a.npz is no npz file"):
         Npz(file, 8)
+
+
+def test_an_array_shorter_than_its_header_says_is_not_read_beyond_its_end(tmp_path):
+    stream = io.BytesIO()
+    np.save(stream, pixels())
+    labels = io.BytesIO()
+    np.save(labels, LABELS)
+    with zipfile.ZipFile(tmp_path / "a.npz", "w") as archive:
+        archive.writestr("images.npy", stream.getvalue()[:-1000])
+        archive.writestr("labels.npy", labels.getvalue())
+        archive.writestr("other.npy", bytes(2000))  # what would be taken for pixels
+    with pytest.raises(UserError, match=r"images of .* cannot be read: it holds 10648 bytes, too"):
+        Npz(tmp_path / "a.npz", 8)
+
+
+def test_class_names_of_bytes_are_refused(tmp_path):
+    np.savez(tmp_path / "a.npz", images=pixels(), labels=LABELS, class_names=[b"cat", b"dog"])
+    with pytest.raises(UserError, match=r"class names of .*a.npz are \|S3; expected texts"):
+        Npz(tmp_path / "a.npz", 8)

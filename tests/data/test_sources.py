@@ -170,3 +170,10 @@ def test_two_steps_of_training_from_a_new_source(name, tmp_path):
         (tmp_path / "runs" / "tiny" / "checkpoints" / "step_0000002" / "state.json").read_text()
     )
     assert state["data"]["source"] == name and state["class_names"] == ["0", "1"]
+
+
+def test_hidden_files_do_not_tell_the_source(tmp_path):
+    (tmp_path / "cat").mkdir()
+    for name in ("._train.tar", ".a.parquet"):
+        (tmp_path / name).write_bytes(b"")
+    assert detect(tmp_path) == "folder"

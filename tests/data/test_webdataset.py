@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import io
 import tarfile
 
 import pytest
@@ -104,5 +105,32 @@ def test_a_member_of_impossible_size_ends_the_reading(size, tmp_path):
     info.size = size
     header = info.tobuf(tarfile.GNU_FORMAT)
     (tmp_path / "a.tar").write_bytes(header + bytes(2048))
+    with pytest.raises(UserError, match="a.tar is cut short, damaged or compressed"):
+        TarShards(tmp_path, 8)
+
+
+@pytest.mark.parametrize(
+    "pax",
+    [
+        {"GNU.sparse.map": "0,x"},
+        {"GNU.sparse.major": "1", "GNU.sparse.minor": "0"},
+    ],
+)
+def test_a_sparse_member_without_its_map_is_named(pax, tmp_path):
+    with tarfile.open(tmp_path / "a.tar", "w", format=tarfile.PAX_FORMAT) as archive:
+        info = tarfile.TarInfo("a.png")
+        info.size, info.pax_headers = len(CAT), pax
+        archive.addfile(info, io.BytesIO(CAT))
+    with pytest.raises(UserError, match="a.tar is cut short, damaged or compressed"):
+        TarShards(tmp_path, 8)
+
+
+@pytest.mark.parametrize(
+    ("kind", "size", "count"), [(b"L", -512, 1), (b"x", -512, 1), (b"x", 0, 3000)]
+)
+def test_broken_long_headers_of_a_tar_are_named(kind, size, count, tmp_path):
+    info = tarfile.TarInfo("a")
+    info.type, info.size = kind, size
+    (tmp_path / "a.tar").write_bytes(info.tobuf(tarfile.GNU_FORMAT) * count + bytes(1024))
     with pytest.raises(UserError, match="a.tar is cut short, damaged or compressed"):
         TarShards(tmp_path, 8)
