@@ -174,7 +174,7 @@ def test_a_checkpoint_has_the_bytes_that_are_planned():
     for parameter in learner.model.parameters():
         if parameter.requires_grad:
             parameter.grad = torch.ones_like(parameter)
-    learner.update(0)
+    learner.update(0, torch.tensor(1.0))
     tensors = learner.tensors()
     moments = {n: v for n, v in tensors["optimizer"].items() if not n.startswith("step.")}
     real = [tensors["model"], moments, *tensors["averages"].values()]

@@ -25,8 +25,10 @@ def describe_classes(source: Source | LatentCache) -> list[str]:
     lines = [f"{kind}: {len(source):,} images, {len(names):,} classes"]
     for label, name in enumerate(names[:LISTED]):
         first = np.flatnonzero(source.labels == label)[:SHOWN_FILES]
-        files = ", ".join(Path(source.describe(int(index))).name for index in first)
-        lines.append(f"  {label:>4} {name:<24} {counts[label]:>9,}   {files}")
+        # Elsewhere images have no files of their own.
+        named = kind == "folder"
+        files = ", ".join(Path(source.describe(int(index))).name for index in first if named)
+        lines.append(f"  {label:>4} {name:<24} {counts[label]:>9,}   {files}".rstrip())
     if len(names) > LISTED:
         lines.append(f"  ... and {len(names) - LISTED:,} more")
     low, high = int(counts.argmin()), int(counts.argmax())
