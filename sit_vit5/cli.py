@@ -129,7 +129,7 @@ def to_dict(config: object) -> dict:
 
 def differences(old: object, new: object) -> list[str]:
     """The fields in which two configurations differ, as `optimizer.lr: 0.0001 -> 0.001`."""
-    before, after = _flatten(to_dict(old)), _flatten(to_dict(new))
+    before, after = flatten(to_dict(old)), flatten(to_dict(new))
     return [f"{key}: {before[key]} -> {after[key]}" for key in before if before[key] != after[key]]
 
 
@@ -266,7 +266,7 @@ def _yaml_flags(path: Path) -> list[str]:
     sections = {flag.rsplit(".", 1)[0] for flag in _flag_hints(TrainConfig) if "." in flag}
     flags = []
     try:
-        options = _flatten(tree)
+        options = flatten(tree)
     except UserError as error:
         raise UserError(f"{path}: {error}") from None
     for name, value in options.items():
@@ -281,11 +281,12 @@ def _yaml_flags(path: Path) -> list[str]:
     return flags
 
 
-def _flatten(tree: dict, prefix: str = "") -> dict:
+def flatten(tree: dict, prefix: str = "") -> dict:
+    """Nested values as one level, by dotted names such as `optimizer.lr`."""
     flat = {}
     for key, value in tree.items():
         if isinstance(value, dict):
-            inner = _flatten(value, f"{prefix}{key}.")
+            inner = flatten(value, f"{prefix}{key}.")
         else:
             inner = {prefix + key: value}
         if twice := flat.keys() & inner.keys():

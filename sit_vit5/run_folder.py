@@ -1,6 +1,7 @@
 """Where a run keeps its files, and how a path given by a user leads to a checkpoint.
 
-    runs/NAME/config.yaml  metrics.jsonl  loss.png  samples/  checkpoints/step_0001000/  latest
+    runs/NAME/config.yaml  metrics.jsonl  events.jsonl  loss.png  run.html  latest
+              samples/step_0001000.png  checkpoints/step_0001000/  tensorboard/
 
 `latest` is a text file that holds the path, relative to it, of the newest complete checkpoint.
 """
@@ -19,6 +20,8 @@ LATEST_FILE = "latest"
 CHECKPOINTS = "checkpoints"
 SAMPLES = "samples"
 METRICS_FILE = "metrics.jsonl"
+EVENTS_FILE = "events.jsonl"
+PAGE_FILE = "run.html"
 
 _STEP_FOLDER = re.compile(r"step_(\d+)")
 

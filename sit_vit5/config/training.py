@@ -164,6 +164,9 @@ class TrainConfig:
     """Seed of everything random: weights, data order, noise, times, label dropout, previews."""
     log_every: int = 100
     """Optimizer steps between log lines."""
+    trackers: tuple[str, ...] = ("tensorboard",)
+    """Also told what metrics.jsonl holds, by accelerate: tensorboard (into the run folder), wandb,
+    trackio, mlflow and others; one that is missing or fails is left out."""
     max_skipped: int = 10
     """Steps in a row with a non-finite gradient before the run stops."""
     data: DataConfig = DataConfig()

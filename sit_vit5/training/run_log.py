@@ -1,9 +1,10 @@
-"""What a run tells: lines on the screen, metrics.jsonl, loss.png."""
+"""What a run tells: lines on the screen, metrics.jsonl, events.jsonl, loss.png, run.html."""
 
 from __future__ import annotations
 
 import json
 import math
+import re
 import sys
 import time
 from contextlib import suppress
@@ -14,32 +15,63 @@ from tqdm import tqdm
 
 from sit_vit5.config import TrainConfig
 from sit_vit5.files import write_text
-from sit_vit5.run_folder import METRICS_FILE
+from sit_vit5.run_folder import EVENTS_FILE, METRICS_FILE, PAGE_FILE
+from sit_vit5.training.page import write_page
+from sit_vit5.training.trackers import Trackers
 
 LOSS_PLOT = "loss.png"
 BAD_IMAGES = "bad_images.txt"
+# A line on the screen that starts so is an event of that kind. (The dump of the configuration
+# starts with `model: ` too, but is many lines, which `.` does not match.)
+EVENT_LINE = re.compile(
+    r"(model|data|batch|precision|warning|note|changed on resume|interrupted|done)\b:? ?(.+)"
+)
+PAGE_SECONDS = 60
 
 
 class RunLog:
     """Writes for one run; built on the main process only."""
 
     def __init__(self, run: Path, config: TrainConfig, *, first_step: int):
-        self.run, self.steps, self.batch_size = run, config.steps, config.batch_size
+        self.run, self.config = run, config
+        self.steps, self.batch_size, self.step = config.steps, config.batch_size, first_step
         self.path = run / METRICS_FILE
-        self._drop_rows_after(first_step)
+        self._skipped = self._drop_rows_after(first_step)
         self.bar = tqdm(
             total=self.steps, initial=first_step, unit="step", disable=None, leave=False
         )
         self._timed_steps, self._timed_seconds = 0, 0.0
+        self._page_at, self._page_failed = -math.inf, False
+        self.event("resumed" if first_step else "started", f"to run to step {self.steps}")
+        self.trackers = Trackers(run, config, first_step=first_step, say=self.say)
+
+    def __enter__(self) -> RunLog:
+        return self
+
+    def __exit__(self, kind: type | None, error: BaseException | None, trace: object) -> None:
+        if error is not None:
+            self.event("failed", str(error) or kind.__name__)
+        self.close()
 
     def say(self, text: str) -> None:
-        """A line above the progress bar."""
+        """A line above the progress bar; an event too, if it starts as one."""
+        self._print(text)
+        if line := EVENT_LINE.fullmatch(text):
+            self.event(line[1], line[2])
+
+    def event(self, kind: str, text: str) -> None:
+        """Appends to events.jsonl, which outlives the process and is shown in run.html."""
+        row = {"step": self.step, "unix_time": round(time.time(), 1), "kind": kind, "text": text}
+        self._append(self.run / EVENTS_FILE, row)
+
+    def _print(self, text: str) -> None:
         with suppress(BrokenPipeError):  # `| head` has gone; the run has not
             tqdm.write(text, file=sys.stdout)
             sys.stdout.flush()
 
     def step_done(self, seconds: float) -> None:
         """Counts a training step and its duration, without saving and drawing."""
+        self.step += 1
         self.bar.update(1)
         self._timed_steps += 1
         self._timed_seconds += seconds
@@ -72,11 +104,12 @@ class RunLog:
             "images_per_second": round(rate, 2),
             "unix_time": round(time.time(), 1),
         }
-        try:
-            with self.path.open("a", encoding="utf-8") as file:
-                file.write(json.dumps(row) + "\n")
-        except OSError as error:  # a log is not worth a run (row K1)
-            self.say(f"warning: {self.path} not written: {error}")
+        self._append(self.path, row)
+        self.trackers.log(row)
+        if skipped_steps > self._skipped:
+            new = skipped_steps - self._skipped
+            self.event("skipped", f"{new} steps, their gradient was not finite")
+            self._skipped = skipped_steps
         eta = timedelta(seconds=round(seconds_per_step * (self.steps - step)))
         shown_loss = "not finite" if loss is None else f"{loss:.4f}"
         skipped = f"  skipped {skipped_steps}" if skipped_steps else ""
@@ -84,6 +117,14 @@ class RunLog:
             f"step {step}/{self.steps}  epoch {epoch:.2f}  loss {shown_loss}  "
             f"grad norm {grad_norm:.3f}  lr {lr:.1e}  {rate:,.0f} images/s{skipped}  ETA {eta}"
         )
+        if time.monotonic() - self._page_at > PAGE_SECONDS:
+            self._write_page()
+
+    def show(self, grid: Path) -> None:
+        """Gives a grid, if one was drawn, to the trackers; brings run.html up to date."""
+        if grid.is_file():
+            self.trackers.grid(grid, self.step)
+        self._write_page()
 
     def draw_loss(self) -> None:
         """Redraws loss.png from metrics.jsonl."""
@@ -109,27 +150,55 @@ class RunLog:
         partial.replace(self.run / LOSS_PLOT)
 
     def close(self) -> None:
-        """Takes the bar off the screen."""
+        """Closes the trackers, writes run.html for good and takes the bar off the screen."""
+        self.trackers.finish()
+        self._write_page()
         self.bar.close()
 
-    def _rows(self) -> list[dict]:
-        if not self.path.is_file():
-            return []
-        rows = []
-        for line in self.path.read_text(encoding="utf-8", errors="replace").splitlines():
-            try:
-                row = json.loads(line)
-            except ValueError:  # the tail of a line that a kill cut off
-                continue
-            if isinstance(row, dict) and {"step", "loss", "grad_norm"} <= row.keys():
-                rows.append(row)
-        return rows
+    def _write_page(self) -> None:
+        self._page_at = time.monotonic()
+        try:
+            events = _read(self.run / EVENTS_FILE, {"step", "unix_time", "kind", "text"})
+            write_page(self.run, self.config, self._rows(), events)
+        except Exception as error:  # of any kind: a page is not worth a run
+            if not self._page_failed:
+                self.say(f"warning: {self.run / PAGE_FILE} not written: {error}")
+            self._page_failed = True
 
-    def _drop_rows_after(self, step: int) -> None:
-        """A resumed run writes the steps after its checkpoint again: no step stands twice."""
+    def _append(self, path: Path, row: dict) -> None:
+        try:
+            with path.open("a", encoding="utf-8") as file:
+                file.write(json.dumps(row) + "\n")
+        except OSError as error:  # a log is not worth a run (row K1)
+            self._print(f"warning: {path} not written: {error}")
+
+    def _rows(self) -> list[dict]:
+        return _read(self.path, {"step", "loss", "grad_norm"})
+
+    def _drop_rows_after(self, step: int) -> int:
+        """A resumed run writes the steps after its checkpoint again: no step stands twice.
+
+        Returns the number of skipped steps in the last row.
+        """
         kept = [row for row in self._rows() if row["step"] <= step]
         if self.path.is_file():
             write_text(self.path, "".join(json.dumps(row) + "\n" for row in kept))
+        return kept[-1].get("skipped_steps", 0) if kept else 0
+
+
+def _read(path: Path, keys: set[str]) -> list[dict]:
+    """The rows of a file of JSON lines that have these keys."""
+    if not path.is_file():
+        return []
+    rows = []
+    for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
+        try:
+            row = json.loads(line)
+        except ValueError:  # the tail of a line that a kill cut off
+            continue
+        if isinstance(row, dict) and keys <= row.keys():
+            rows.append(row)
+    return rows
 
 
 def report_bad_images(run: Path, bad: list[str]) -> list[str]:

@@ -23,10 +23,13 @@ def write_checkpoint(
     watchdog: Watchdog,
     source: Source,
     codec: Codec,
-) -> None:
-    """Saves and prunes, unless `latest` is this step's already. Refuses weights that broke."""
+) -> bool:
+    """Saves and prunes, unless `latest` is this step's already: whether it did.
+
+    Refuses weights that broke.
+    """
     if has_latest(run, step):
-        return
+        return False
     if not learner.finite():
         raise UserError(
             f"the weights are not finite at step {step}: not saved; last good checkpoint: "
@@ -46,3 +49,4 @@ def write_checkpoint(
     )
     save_checkpoint(run, state, config, **learner.tensors())
     prune_checkpoints(run, config.checkpoint.keep, up_to=step)
+    return True

@@ -26,15 +26,16 @@ from sit_vit5.errors import UserError
 from sit_vit5.files import lock
 from sit_vit5.models.denoiser import Denoiser
 from sit_vit5.precision import autocast, check_launcher, set_tf32
-from sit_vit5.run_folder import LATEST_FILE, SAMPLES, step_name
+from sit_vit5.run_folder import LATEST_FILE, PAGE_FILE, SAMPLES, step_name
 from sit_vit5.training import run as runs
 from sit_vit5.training.banner import banner, check_first_latents
 from sit_vit5.training.interrupt import Interrupt
 from sit_vit5.training.learner import Learner
 from sit_vit5.training.objective import Objective
 from sit_vit5.training.optimizer import learning_rate
-from sit_vit5.training.run_log import LOSS_PLOT, RunLog, report_bad_images
+from sit_vit5.training.run_log import RunLog, report_bad_images
 from sit_vit5.training.save import write_checkpoint
+from sit_vit5.training.trackers import check_trackers
 from sit_vit5.training.watchdog import Watchdog
 
 # Draws a grid of every named network into a file.
@@ -71,6 +72,7 @@ class Trainer:
         resume: Checkpoint | None = None,
     ):
         check_launcher(config.precision)
+        check_trackers(config.trackers)
         join_processes()
         set_tf32(False)
         self.config, self.source, self.codec, self.preview = config, source, codec, preview
@@ -111,11 +113,8 @@ class Trainer:
             return self._loop()
         with lock(self.run_folder, "training run"):
             runs.write_config(self.run_folder, self.config)
-            self.log = RunLog(self.run_folder, self.config, first_step=self.step)
-            try:
+            with RunLog(self.run_folder, self.config, first_step=self.step) as self.log:
                 return self._loop()
-            finally:
-                self.log.close()
 
     def _build(self, resume: Checkpoint | None) -> None:
         """The learner and the counters, fresh or from a checkpoint."""
@@ -171,7 +170,7 @@ class Trainer:
                     self.log.step_done(time.perf_counter() - started)
                 self._after_step()
         self._say(
-            f"done: {self.run_folder}; look at {self.run_folder / LOSS_PLOT}, then draw: "
+            f"done: {self.run_folder}; look at {self.run_folder / PAGE_FILE}, then draw: "
             f"python sample/grid.py --checkpoint {self.run_folder}"
         )
         return 0
@@ -291,6 +290,7 @@ class Trainer:
                     self.preview(self.learner.networks(), path)
             except Exception as error:  # of any kind: out of memory, a full disk, NaN images
                 self._say(f"warning: no picture at step {self.step}: {error}")
+            self.log.show(path)
         for decay in self.learner.ema.young(self.step) if preview else []:
             self._say(f"note: the average {decay} still holds initial weights; judge it later")
         self.accelerator.wait_for_everyone()
@@ -301,7 +301,7 @@ class Trainer:
         failure = None
         if self.is_main:
             try:
-                write_checkpoint(
+                if write_checkpoint(
                     self.run_folder,
                     self.config,
                     step=self.step,
@@ -309,7 +309,8 @@ class Trainer:
                     watchdog=self.watchdog,
                     source=self.source,
                     codec=self.codec,
-                )
+                ):
+                    self.log.event("saved", step_name(self.step))
             except UserError as error:
                 failure = error
         if self.words.largest(failure is not None):  # all ranks stop together, none waits for ever
