@@ -49,9 +49,14 @@ PARSERS = {
 
 def commands() -> list[tuple[str, list[str]]]:
     """Script and arguments of every command in an indented block of the README and the docs."""
+    return commands_in(README + DOCS, indent=4)
+
+
+def commands_in(text: str, *, indent: int) -> list[tuple[str, list[str]]]:
+    """Script and arguments of every command that stands `indent` spaces in."""
     found = []
-    for line in (README + DOCS).replace("\\\n", " ").splitlines():
-        if not re.match(r"    (python|accelerate|torchrun) ", line):
+    for line in text.replace("\\\n", " ").splitlines():
+        if not re.match(rf" {{{indent}}}(python|accelerate|torchrun) ", line):
             continue
         words = shlex.split(line, comments=True)
         (script,) = [word for word in words if word in PARSERS]

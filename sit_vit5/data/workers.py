@@ -90,5 +90,7 @@ def _stand_apart(worker: int) -> None:
     del worker
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    if hasattr(signal, "SIGUSR1"):  # Slurm sends it to workers too
+        signal.signal(signal.SIGUSR1, signal.SIG_IGN)
     if hasattr(os, "setsid"):
         os.setsid()

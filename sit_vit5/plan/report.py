@@ -101,26 +101,27 @@ def _time(options: PlanCommand, plan: Plan) -> list[str]:
     config, device = options.train, plan.device
     seconds = plan.model_seconds + plan.encoding_seconds
     lines = [
-        f"time: {_duration(config.steps * seconds)} for {config.steps:,} steps "
+        f"time: {duration(config.steps * seconds)} for {config.steps:,} steps "
         f"({1 / seconds:,.3g} steps per second) at {options.utilisation:.0%} of the peak",
-        f"  model: {_duration(config.steps * plan.model_seconds)} at "
+        f"  model: {duration(config.steps * plan.model_seconds)} at "
         f"{getattr(device, config.precision):g} TFLOPS {config.precision} per GPU",
     ]
     if plan.encoding.flops:
         lines.append(
-            f"  encoding: {_duration(config.steps * plan.encoding_seconds)} at "
+            f"  encoding: {duration(config.steps * plan.encoding_seconds)} at "
             f"{device.fp32:g} TFLOPS fp32 per GPU, without TF32"
         )
         once = plan.cache
         mirrors = " and their mirrors" if once.mirrors == 2 else ""
         lines.append(
-            f"  or, encoded once by python -m sit_vit5.data.encode: {_duration(once.seconds)} and "
+            f"  or, encoded once by python -m sit_vit5.data.encode: {duration(once.seconds)} and "
             f"{once.bytes / 1e9:,.3g} GB of disk for {once.images:,} images{mirrors}"
         )
     return lines
 
 
-def _duration(seconds: float) -> str:
+def duration(seconds: float) -> str:
+    """Seconds in the largest unit that they fill."""
     for unit, length in (("days", 86400), ("hours", 3600), ("minutes", 60)):
         if seconds >= length:
             return f"{seconds / length:,.1f} {unit}"

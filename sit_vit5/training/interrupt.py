@@ -1,13 +1,15 @@
-"""Ctrl-C, SIGTERM and a closed terminal end a run at the next step boundary, after a save."""
+"""Ctrl-C, SIGTERM, SIGUSR1 and a closed terminal end a run at the next step, after a save."""
 
 from __future__ import annotations
 
 import signal
 from types import FrameType
 
-# SIGHUP: the terminal was closed. Windows has none.
+# SIGHUP: the terminal was closed. SIGUSR1: a scheduler's word that time is up. Windows has neither.
 STOPPING = [
-    getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)
+    getattr(signal, name)
+    for name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1")
+    if hasattr(signal, name)
 ]
 
 

@@ -232,7 +232,7 @@ def test_the_imagenet_recipe_is_sits_and_can_be_planned():
     assert (config.optimizer.warmup_steps, config.optimizer.clip_norm) == (0, 0)
     assert config.ema.decays == (0.9999,) and not config.ema.warmup
     assert config.codec.name == "sd-vae-ema" and config.backbone.recipe.layer_scale == "sum"
-    assert "not reproduced here" in (ROOT / IMAGENET).read_text()
+    assert "Not reproduced here" in (ROOT / IMAGENET).read_text()
     assert config.backbone == presets.backbone("ViT5-XL/2")
 
 

@@ -90,6 +90,15 @@ def test_first_signal_is_remembered_and_a_second_ctrl_c_stops_at_once():
     assert signal.getsignal(signal.SIGINT) is before
 
 
+@pytest.mark.skipif(not hasattr(signal, "SIGUSR1"), reason="Windows has no SIGUSR1")
+def test_a_schedulers_signal_is_remembered_and_its_old_handler_comes_back():
+    before = signal.getsignal(signal.SIGUSR1)
+    with Interrupt() as interrupt:
+        os.kill(os.getpid(), signal.SIGUSR1)
+        assert interrupt.signal == 10  # the trainer exits with 128 + 10
+    assert signal.getsignal(signal.SIGUSR1) is before
+
+
 def test_log_rows_are_valid_json_and_a_resumed_log_has_no_step_twice(tmp_path, capsys):
     def log(first_step: int, steps: list[int]) -> None:
         run_log = RunLog(tmp_path, TrainConfig(steps=10, batch_size=4), first_step=first_step)
