@@ -1,6 +1,7 @@
 """Where a run keeps its files, and how a path given by a user leads to a checkpoint.
 
     runs/NAME/config.yaml  metrics.jsonl  loss.png  samples/  checkpoints/step_0001000/  latest
+              ema_snapshots/
 
 `latest` is a text file that holds the path, relative to it, of the newest complete checkpoint.
 """
@@ -18,6 +19,7 @@ STATE_FILE = "state.json"
 LATEST_FILE = "latest"
 CHECKPOINTS = "checkpoints"
 SAMPLES = "samples"
+SNAPSHOTS = "ema_snapshots"
 METRICS_FILE = "metrics.jsonl"
 
 _STEP_FOLDER = re.compile(r"step_(\d+)")
