@@ -128,6 +128,8 @@ def test_what_the_command_writes_is_sampled_like_any_checkpoint(run, tmp_path):
     run_here(COMMAND, "--run", run / "latest", "--width", 0.12, "--step", 40, "--to", made)
     run_here("sample/grid.py", "--checkpoint", made, "--steps", 1)
     assert (made / "samples" / "grid_step_0000040.png").is_file()
+    run_here("sit_vit5/export.py", "--checkpoint", made, "--to", tmp_path / "exported")
+    assert "moving average, width 0.12" in (tmp_path / "exported" / "README.md").read_text()
     with pytest.raises(UserError, match="weights 'raw' are not in .* which has ema_width_0.12"):
         run_here("sample/grid.py", "--checkpoint", made, "--weights", "raw")
 
@@ -217,7 +219,10 @@ def test_a_full_disk_is_one_line_that_says_how_to_go_on(tmp_path, monkeypatch):
 
 
 def test_the_start_says_what_snapshots_will_take(tmp_path):
-    lines = banner(trainer(tmp_path, "--ema.widths", 0.05, 0.1))
+    new = trainer(tmp_path, "--ema.widths", 0.05, 0.1)
+    names = ["raw", "EMA 0.99", "EMA 0.995", "EMA width 0.05", "EMA width 0.1"]
+    assert list(new.learner.networks()) == names
+    lines = banner(new)
     assert lines[-1].startswith("snapshots: 2 averages every 4 steps, ")
     assert not any("snapshots:" in line for line in banner(trainer(tmp_path, plain=True)))
 
