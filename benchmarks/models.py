@@ -160,7 +160,7 @@ def inputs(batch: int, device: str) -> tuple[Tensor, Tensor, Tensor]:
 def step_of(model: Denoiser, x: Tensor, t: Tensor, labels: Tensor, precision: str) -> Run:
     """One training step as the trainer takes it."""
     optimizer = build_optimizer(model, OptimizerConfig())
-    ema = Ema(model, EmaConfig().decays, warmup=True)
+    ema = Ema(model, EmaConfig())
 
     def step() -> None:
         with autocast(x.device, precision):

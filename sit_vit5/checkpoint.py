@@ -1,7 +1,7 @@
 """Checkpoint folders: safetensors and JSON, complete or absent.
 
-    step_0001000/model.safetensors  ema_0.9999.safetensors  optimizer.safetensors
-                 config.yaml  state.json
+    step_0001000/model.safetensors  ema_0.9999.safetensors  ema_width_0.1.safetensors
+                 optimizer.safetensors  config.yaml  state.json
 
 Sampling needs this folder and nothing else (and the autoencoder, if the latents have one).
 """
@@ -79,7 +79,7 @@ class Checkpoint:
     state: State
 
     def weights(self, name: str = "raw") -> dict[str, Tensor]:
-        """Weights on the CPU: raw, ema (the slowest average), or ema_DECAY."""
+        """Weights on the CPU: raw, ema (the slowest average), ema_DECAY or ema_width_WIDTH."""
         return _load(self.folder / self.weights_file(name))
 
     def optimizer(self) -> dict[str, Tensor]:
@@ -91,15 +91,15 @@ class Checkpoint:
         return self.weights_files()[self.weights_name(name)]
 
     def weights_files(self) -> dict[str, str]:
-        """Files of the weights that are there by their full names: raw, ema_DECAY."""
+        """Files of the weights that are there by their full names."""
         files = {"raw": MODEL_FILE}
-        files |= {f"ema_{decay}": _average_file(decay) for decay in self.config.ema.decays}
+        files |= {name: _average_file(name) for name in self.config.ema.names}
         # Imported weights may be averaged ones alone.
         return {name: file for name, file in files.items() if (self.folder / file).exists()}
 
     def weights_name(self, name: str) -> str:
         """The full name of the weights called `name`: ema is the slowest average."""
-        full_name = f"ema_{max(self.config.ema.decays)}" if name == "ema" else name
+        full_name = self.config.ema.slowest if name == "ema" else name
         if full_name not in (present := self.weights_files()):
             raise UserError(
                 f"weights {name!r} are not in {self.folder}, which has "
@@ -128,14 +128,14 @@ def save_checkpoint(
     config: TrainConfig,
     *,
     model: dict[str, Tensor],
-    averages: dict[float, dict[str, Tensor]],
+    averages: dict[str, dict[str, Tensor]],
     optimizer: dict[str, Tensor],
 ) -> Path:
     """Writes `step_N` in one step and points `latest` to it; on any error the old ones remain."""
     target = run / CHECKPOINTS / step_name(state.step)
     partial, replaced = (target.with_name(target.name + end) for end in (".partial", ".replaced"))
     files = {MODEL_FILE: model, OPTIMIZER_FILE: optimizer}
-    files |= {_average_file(decay): average for decay, average in averages.items()}
+    files |= {_average_file(name): average for name, average in averages.items()}
     try:
         for left in (run / CHECKPOINTS).glob("step_*.*"):
             if _LEFT_BY_A_KILL.fullmatch(left.name):
@@ -164,12 +164,12 @@ def import_checkpoint(
     state: State,
     config: TrainConfig,
     *,
-    averages: dict[float, dict[str, Tensor]],
+    averages: dict[str, dict[str, Tensor]],
     model: dict[str, Tensor] | None,
 ) -> None:
     """Writes a checkpoint folder that stands alone: weights from elsewhere, no optimizer."""
     files = {} if model is None else {MODEL_FILE: model}
-    files |= {_average_file(decay): average for decay, average in averages.items()}
+    files |= {_average_file(name): average for name, average in averages.items()}
     with new_folder(target) as partial:
         _write_folder(partial, state, config, files)
 
@@ -206,8 +206,8 @@ def open_checkpoint(path: str | Path) -> Checkpoint:
     return Checkpoint(folder, load_config(folder / CONFIG_FILE), state)
 
 
-def _average_file(decay: float) -> str:
-    return f"ema_{decay}.safetensors"
+def _average_file(name: str) -> str:
+    return f"{name}.safetensors"
 
 
 def _write_folder(

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sit_vit5.cli import parse, run
-from sit_vit5.config import ConvertConfig, ObjectiveConfig, TrainConfig
+from sit_vit5.config import ConvertConfig, ObjectiveConfig, TrainConfig, decay_name
 from sit_vit5.errors import UserError
 from sit_vit5.files import check_new_folder, file_hash
 from sit_vit5.presets import model_name
@@ -111,7 +111,7 @@ def convert_denoiser(official: OfficialFile, options: ConvertConfig, target: Pat
             class_dropout=0.1 if model.num_classes < len(table) else 0.0,
         ),
     )
-    averages = {OFFICIAL_DECAY: model.state_dict()}
+    averages = {decay_name(OFFICIAL_DECAY): model.state_dict()}
     import_checkpoint(target, state, config, averages=averages, model=raw)
 
 

@@ -122,11 +122,11 @@ Or `DiffusionPipeline.from_pretrained(FOLDER, custom_pipeline="pipeline", trust_
 def _facts(checkpoint: Checkpoint, weights: str) -> dict[str, str]:
     """What the checkpoint knows of itself, as cells of a Markdown table."""
     state, objective = checkpoint.state, checkpoint.config.objective
-    decay = Path(checkpoint.weights_file(weights)).stem.removeprefix("ema_")
+    kind, _, number = checkpoint.weights_name(weights).removeprefix("ema_").rpartition("_")
     images = f", {state.images_seen:,} images seen" if state.images_seen else ""
     sides = " x ".join(map(str, (*state.input_size, state.in_channels)))
     facts = {
-        "weights": "raw" if decay == "model" else f"moving average, decay {decay}",
+        "weights": "raw" if number == "raw" else f"moving average, {kind or 'decay'} {number}",
         "training steps": f"{state.step:,}{images}",
         "data": ", ".join(f"{key} {value}" for key, value in state.data.items()),
         "classes": f"{len(state.class_names):,}" if state.class_names else "none (unconditional)",

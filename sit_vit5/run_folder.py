@@ -1,7 +1,7 @@
 """Where a run keeps its files, and how a path given by a user leads to a checkpoint.
 
     runs/NAME/config.yaml  metrics.jsonl  events.jsonl  loss.png  run.html  latest
-              samples/step_0001000.png  checkpoints/step_0001000/  tensorboard/
+              samples/step_0001000.png  checkpoints/step_0001000/  tensorboard/  ema_snapshots/
 
 `latest` is a text file that holds the path, relative to it, of the newest complete checkpoint.
 """
@@ -19,6 +19,7 @@ STATE_FILE = "state.json"
 LATEST_FILE = "latest"
 CHECKPOINTS = "checkpoints"
 SAMPLES = "samples"
+SNAPSHOTS = "ema_snapshots"
 METRICS_FILE = "metrics.jsonl"
 EVENTS_FILE = "events.jsonl"
 PAGE_FILE = "run.html"

@@ -48,7 +48,7 @@ def save(run: Path, config: TrainConfig, step: int) -> Path:
         state(step),
         config,
         model=weights,
-        averages={decay: {k: t + decay for k, t in weights.items()} for decay in (0.99, 0.995)},
+        averages={f"ema_{d}": {k: t + d for k, t in weights.items()} for d in (0.99, 0.995)},
         optimizer={},
     )
 

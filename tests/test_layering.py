@@ -15,9 +15,18 @@ PACKAGE = Path(__file__).parents[1] / "sit_vit5"
 # package stands by itself, far above it.
 FLOORS = [
     {"export"},
-    {"convert", "plan", "pipeline", "sweep", "likelihood", "data.encode", "data.inspect"},
+    {
+        "convert",
+        "posthoc_ema",
+        "plan",
+        "pipeline",
+        "sweep",
+        "likelihood",
+        "data.encode",
+        "data.inspect",
+    },
     {"training", "evaluation", "sampling"},
-    {"checkpoint"},
+    {"checkpoint", "snapshots"},
     {"data", "codecs", "metrics", "flow", "models"},
     {"cli"},
     {
@@ -28,6 +37,7 @@ FLOORS = [
         "distributed",
         "run_folder",
         "precision",
+        "power_average",
         "files",
         "errors",
         "progress",
@@ -45,6 +55,8 @@ LIGHT = (
     "rng",
     "plan.options",
     "export",
+    "power_average",
+    "posthoc_ema",
     "data.encode",
 )
 

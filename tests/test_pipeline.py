@@ -85,7 +85,7 @@ def write_checkpoint(
         backbone=raw.backbone,
     )  # fmt: skip
     import_checkpoint(
-        folder, state, config, averages={0.99: ema.state_dict()}, model=raw.state_dict()
+        folder, state, config, averages={"ema_0.99": ema.state_dict()}, model=raw.state_dict()
     )
     return folder
 

@@ -21,6 +21,7 @@ from sit_vit5.config import (
     LikelihoodConfig,
     MetricsConfig,
     PathConfig,
+    PosthocEmaConfig,
     SweepConfig,
 )
 from sit_vit5.models.__main__ import ListConfig
@@ -39,6 +40,7 @@ PARSERS = {
     "sample/path.py": lambda argv: parse(PathConfig, argv),
     "sample/interpolate.py": lambda argv: parse(InterpolateConfig, argv),
     "sit_vit5.export": lambda argv: parse(ExportConfig, argv),
+    "sit_vit5.posthoc_ema": lambda argv: parse(PosthocEmaConfig, argv),
     "sit_vit5.convert": lambda argv: parse(ConvertConfig, argv),
     "sit_vit5.models": lambda argv: parse(ListConfig, argv),
     "sit_vit5.data.encode": lambda argv: parse(EncodeConfig, argv),

@@ -12,6 +12,9 @@ from sit_vit5.config.conversion import (
 from sit_vit5.config.conversion import (
     ExportConfig as ExportConfig,
 )
+from sit_vit5.config.conversion import (
+    PosthocEmaConfig as PosthocEmaConfig,
+)
 from sit_vit5.config.encoding import (
     EncodeConfig as EncodeConfig,
 )
@@ -110,4 +113,10 @@ from sit_vit5.config.training import (
 )
 from sit_vit5.config.training import (
     check_train as check_train,
+)
+from sit_vit5.config.training import (
+    decay_name as decay_name,
+)
+from sit_vit5.config.training import (
+    width_name as width_name,
 )

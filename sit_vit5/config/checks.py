@@ -27,6 +27,7 @@ _AT_LEAST = {
     "optimizer.warmup_steps": 0,
     "optimizer.clip_norm": 0,
     "objective.class_dropout": 0,
+    "ema.snapshot_every": 0,
     "checkpoint.every": 0,
     "checkpoint.keep": 0,
     "preview.every": 0,

@@ -1,4 +1,4 @@
-"""The options of sit_vit5.convert and sit_vit5.export."""
+"""The options of sit_vit5.convert, sit_vit5.export and sit_vit5.posthoc_ema."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Literal
 from tyro.conf import Positional
 
 from sit_vit5.config.checks import check_values
-from sit_vit5.config.training import CodecConfig
+from sit_vit5.config.training import CodecConfig, check_width
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class ExportConfig:
     to: str
     """Folder to write; it must not exist."""
     weights: str = "ema"
-    """raw, ema (the slowest average), or ema_DECAY such as ema_0.9999."""
+    """raw, ema (the slowest average), ema_DECAY such as ema_0.9999, or ema_width_WIDTH."""
     license: str = "unknown"
     """Licence of the weights, for the model card: the Hub's name of it, such as mit."""
     codec_path: str | None = None
@@ -50,3 +50,22 @@ class ExportConfig:
 
     def __post_init__(self) -> None:
         check_values(self)
+
+
+@dataclass(frozen=True)
+class PosthocEmaConfig:
+    """Average a run's weights with another relative width, from the snapshots of its own."""
+
+    run: str
+    """Run folder trained with ema.widths and ema.snapshot_every."""
+    width: float
+    """Relative width: standard deviation of the average's weights over the steps, over their
+    number."""
+    to: str
+    """Checkpoint folder to write; it must not exist."""
+    step: int | None = None
+    """Optimizer step of a snapshot; None: the newest that is not after the newest checkpoint."""
+
+    def __post_init__(self) -> None:
+        check_values(self)
+        check_width("width", self.width)

@@ -54,7 +54,7 @@ class SweepConfig(GenerateConfig):
     intervals: tuple[str, ...] = ("0,1",)
     """Guidance intervals LOW,HIGH such as 0,1 0.3,1, in guidance.interval_unit."""
     weights: tuple[str, ...] = ()
-    """raw, ema (the slowest average), or ema_DECAY; none given: every average."""
+    """raw, ema (the slowest average), ema_DECAY or ema_width_WIDTH; none given: every average."""
     num_samples: int = 500
     """Images per cell; all cells share noise and labels."""
     features: str = "inception"
@@ -80,7 +80,7 @@ class LikelihoodConfig:
     """Built-in set (digits:held-out, digits:train), or images as --data.path of train_sit.py takes
     them: a folder with a sub-folder per class, an npz, ..."""
     weights: str = "ema"
-    """raw, ema (the slowest average), or ema_DECAY such as ema_0.9999."""
+    """raw, ema (the slowest average), ema_DECAY such as ema_0.9999, or ema_width_WIDTH."""
     num_images: int = 64
     """Images, drawn from the data by the seed; 0: all."""
     method: Literal[
@@ -127,7 +127,8 @@ class AttentionConfig:
     checkpoint: str | None = None
     """Denoiser: checkpoint folder, a run folder, or its file `latest`."""
     weights: str = "ema"
-    """The checkpoint's weights: raw, ema (the slowest average), or ema_DECAY."""
+    """The checkpoint's weights: raw, ema (the slowest average), ema_DECAY or
+    ema_width_WIDTH."""
     classifier: str | None = None
     """Instead of a checkpoint: folder by sit_vit5.convert, or file of a released classifier."""
     image: str | None = None

@@ -30,7 +30,7 @@ class GuidanceConfig:
     reference: str | None = None
     """Checkpoint of a worse network to push away from (autoguidance); None: the null label."""
     reference_weights: str = "ema"
-    """That checkpoint's weights: raw, ema or ema_DECAY."""
+    """That checkpoint's weights: raw, ema, ema_DECAY or ema_width_WIDTH."""
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class SamplerConfig:
     checkpoint: str
     """Checkpoint folder, a run folder, or its file `latest`."""
     weights: str = "ema"
-    """raw, ema (the slowest average), or ema_DECAY such as ema_0.9999."""
+    """raw, ema (the slowest average), ema_DECAY such as ema_0.9999, or ema_width_WIDTH."""
     method: Literal[
         "euler", "midpoint", "heun", "heun3", "rk4", "ab2",
         "dopri5", "dopri8", "bosh3", "adaptive_heun", "fehlberg2",

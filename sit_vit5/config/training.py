@@ -92,14 +92,43 @@ class OptimizerConfig:
     """Largest gradient norm; 0 switches clipping off."""
 
 
+# Relative width of the plain mean of all steps; a wider average would favour the first ones.
+WIDEST = 12**-0.5
+
+
+def decay_name(decay: float) -> str:
+    """Name of the weights averaged with a decay."""
+    return f"ema_{decay}"
+
+
+def width_name(width: float) -> str:
+    """Name of the weights of a power-function average."""
+    return f"ema_width_{width}"
+
+
 @dataclass(frozen=True)
 class EmaConfig:
-    """Moving averages of the weights; all decays are kept at once."""
+    """Moving averages of the weights; all decays and widths are kept at once."""
 
     decays: tuple[float, ...] = (0.9999,)
     """Decay per optimizer step of each average."""
     warmup: bool = True
     """Lower the decay to (1 + step) / (10 + step) while that is smaller."""
+    widths: tuple[float, ...] = ()
+    """Relative widths, such as 0.05 0.1, of power-function averages, whose snapshots give any other
+    width after training (EDM2, python -m sit_vit5.posthoc_ema)."""
+    snapshot_every: int = 0
+    """Optimizer steps between snapshots of the widths, which are all kept; 0: none."""
+
+    @property
+    def names(self) -> list[str]:
+        """Names of the averages."""
+        return [*map(decay_name, self.decays), *map(width_name, self.widths)]
+
+    @property
+    def slowest(self) -> str:
+        """Name of the average of the largest decay; of widths alone, of the widest."""
+        return decay_name(max(self.decays)) if self.decays else width_name(max(self.widths))
 
 
 @dataclass(frozen=True)
@@ -201,10 +230,30 @@ def check_train(config: TrainConfig) -> None:
         raise UserError("optimizer.eps 0 must be above 0: a still weight would divide by zero")
     if not all(0 <= beta < 1 for beta in config.optimizer.betas):
         raise UserError(f"optimizer.betas {list(config.optimizer.betas)} must lie in [0, 1)")
-    bad_decays = [decay for decay in config.ema.decays if not 0 < decay < 1]
-    if bad_decays or not config.ema.decays:
-        raise UserError(f"ema.decays {list(config.ema.decays)} must hold numbers between 0 and 1")
+    _check_ema(config.ema)
     if config.name is not None and not re.fullmatch(r"\w[\w.+=@ -]{0,199}", config.name):
         raise UserError(
             f"name {config.name!r} must be a plain folder name; use output_dir for paths"
+        )
+
+
+def check_width(name: str, width: float) -> None:
+    """Refuses a relative width that no power-function average has."""
+    if not 0 < width < WIDEST:
+        raise UserError(
+            f"{name} {width} must lie between 0 and {WIDEST:.3f}, the width of the plain mean of "
+            "all steps; try 0.1"
+        )
+
+
+def _check_ema(ema: EmaConfig) -> None:
+    bad_decays = [decay for decay in ema.decays if not 0 < decay < 1]
+    if bad_decays or not (ema.decays or ema.widths):
+        raise UserError(f"ema.decays {list(ema.decays)} must hold numbers between 0 and 1")
+    for width in ema.widths:
+        check_width("ema.widths", width)
+    if bool(ema.widths) != (ema.snapshot_every > 0):
+        raise UserError(
+            f"ema.widths {list(ema.widths)} and ema.snapshot_every {ema.snapshot_every} need each "
+            "other; give both, such as --ema.widths 0.05 0.1 --ema.snapshot-every 5000, or neither"
         )

@@ -106,7 +106,7 @@ def make_plan(options: PlanCommand) -> Plan:
         for option in (config, replace(config, recompute=not config.recompute))
     )
     passes = 4 if config.recompute else 3
-    checkpoint = checkpoint_bytes(parameters, trainable, averages=len(config.ema.decays))
+    checkpoint = checkpoint_bytes(parameters, trainable, averages=len(config.ema.names))
     rate = options.gpus * options.utilisation * 1e12  # FLOPs per second and TFLOPS of peak
     return Plan(
         batch=batch,
@@ -169,7 +169,7 @@ def estimate_memory(
         weights=FP32 * parameters,
         gradients=FP32 * trainable,
         moments=MOMENTS * trainable,
-        averages=FP32 * parameters * len(config.ema.decays),
+        averages=FP32 * parameters * len(config.ema.names),
         # DistributedDataParallel sends gradients from buckets of its own.
         buckets=FP32 * trainable if batch.processes > 1 else 0,
         activations=activations(

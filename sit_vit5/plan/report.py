@@ -5,6 +5,7 @@ from __future__ import annotations
 from sit_vit5.plan.estimate import MARGIN, Plan
 from sit_vit5.plan.options import PlanCommand
 from sit_vit5.presets import title
+from sit_vit5.snapshots import snapshot_bytes
 
 
 def report(options: PlanCommand, plan: Plan) -> str:
@@ -50,7 +51,7 @@ def _work(plan: Plan) -> list[str]:
 
 def _memory(options: PlanCommand, plan: Plan) -> list[str]:
     memory, step = plan.memory, plan.memory.activations
-    averages = len(options.train.ema.decays)
+    averages = len(options.train.ema.names)
     autocast = options.train.precision == "bf16"
     fixed = "bf16 copies of weights under autocast" if autocast else "rotary tables"
     items = [
@@ -91,10 +92,13 @@ def _memory(options: PlanCommand, plan: Plan) -> list[str]:
 def _disk(options: PlanCommand, plan: Plan) -> list[str]:
     keep = options.train.checkpoint.keep
     kept = f"the newest {keep} and the one being written" if keep else "all of them"
-    return [
+    lines = [
         f"disk: {plan.checkpoint_bytes / 1e9:.3g} GB per checkpoint, "
         f"{plan.disk_bytes / 1e9:,.3g} GB for {kept}"
     ]
+    if size := snapshot_bytes(options.train.ema, options.train.steps, plan.parameters):
+        lines.append(f"  and {size / 1e9:,.3g} GB for all snapshots of averages")
+    return lines
 
 
 def _time(options: PlanCommand, plan: Plan) -> list[str]:

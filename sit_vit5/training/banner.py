@@ -10,10 +10,17 @@ from torch import Tensor
 
 from sit_vit5.cli import dump_config
 from sit_vit5.codecs.normalisation import USUAL_STD
+from sit_vit5.config import TrainConfig
 from sit_vit5.presets import title
+from sit_vit5.snapshots import snapshot_bytes
 
 if TYPE_CHECKING:
     from sit_vit5.training.trainer import Trainer
+
+NO_DECODER = (
+    "note: no grids are drawn, since the autoencoder of the latent cache is not on this machine; "
+    "give it with --codec.path, or a tiny decoder with --preview.decoder"
+)
 
 
 def banner(trainer: Trainer) -> list[str]:
@@ -36,6 +43,7 @@ def banner(trainer: Trainer) -> list[str]:
         f"{', recomputed in the backward pass' if config.recompute else ''}, "
         f"{config.attention} attention, torch {torch.__version__} on "
         f"{trainer.device}",
+        *_snapshots(config, parameters),
     ]
 
 
@@ -47,6 +55,16 @@ def check_first_latents(latents: Tensor) -> list[str]:
     return [
         f"warning: the first latents have standard deviation {std:.3f}, expected {low} to {high}; "
         "check the codec's scale and look at the data"
+    ]
+
+
+def _snapshots(config: TrainConfig, parameters: int) -> list[str]:
+    every, size = config.ema.snapshot_every, snapshot_bytes(config.ema, config.steps, parameters)
+    if not every:
+        return []
+    return [
+        f"snapshots: {len(config.ema.widths)} averages every {every:,} steps, {size / 1e9:,.3g} GB "
+        f"after {config.steps:,} steps, never removed"
     ]
 
 

@@ -1,58 +1,83 @@
-"""Exponential moving averages of the weights, in fp32."""
+"""Moving averages of the weights, in fp32."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 
+from sit_vit5 import power_average
+from sit_vit5.config import EmaConfig, decay_name, width_name
 from sit_vit5.models.state_dict import check_tensors
+
+# The decay at an optimizer step (from 0).
+Rule = Callable[[int], float]
 
 
 class Ema:
-    """One average per decay. Floating-point tensors are averaged, all others copied.
+    """One average per decay and width. Floating-point tensors are averaged, all others copied.
 
-    After step k: average = d * average + (1 - d) * weights with d = min(decay, (1 + k) / (10 + k))
-    where warm-up is on, k counting from 0.
+    After step k: average = d * average + (1 - d) * weights, d as the average's rule says. A step
+    that the watchdog skipped is not counted: it leaves the averages alone.
     """
 
-    def __init__(self, model: nn.Module, decays: tuple[float, ...], *, warmup: bool):
-        self.decays, self.warmup = decays, warmup
-        self.averages = {decay: _copy(model.state_dict()) for decay in decays}
+    def __init__(self, model: nn.Module, config: EmaConfig):
+        self.config, self.rules = config, rules(config)
+        self.averages = {name: _copy(model.state_dict()) for name in self.rules}
 
     @torch.no_grad()
     def update(self, model: nn.Module, step: int) -> None:
         """Moves every average towards the weights after optimizer step `step` (from 0)."""
         weights = model.state_dict()
-        for decay, average in self.averages.items():
+        for rule_name, average in self.averages.items():
             if weights.keys() != average.keys():
                 odd = sorted(weights.keys() ^ average.keys())[:3]
                 raise RuntimeError(f"averages and weights have different names: {odd}")
-            used = self.decay_at(decay, step)
             floats = [name for name in average if average[name].is_floating_point()]
             torch._foreach_lerp_(
                 [average[name] for name in floats],
                 [weights[name].float() for name in floats],
-                1 - used,
+                1 - self.rules[rule_name](step),
             )
             for name in average.keys() - set(floats):
                 average[name].copy_(weights[name])
 
-    def decay_at(self, decay: float, step: int) -> float:
-        """The decay used at a step."""
-        return min(decay, (1 + step) / (10 + step)) if self.warmup else decay
+    def of_widths(self) -> dict[float, dict[str, Tensor]]:
+        """The power-function averages, by relative width."""
+        return {width: self.averages[width_name(width)] for width in self.config.widths}
 
     def young(self, step: int) -> list[float]:
         """Decays without warm-up whose average still holds initial weights: step < 1 / (1 - d)."""
-        return [] if self.warmup else [decay for decay in self.decays if step < 1 / (1 - decay)]
+        if self.config.warmup:
+            return []
+        return [decay for decay in self.config.decays if step < 1 / (1 - decay)]
 
-    def load(self, averages: dict[float, dict[str, Tensor]], source: Path) -> None:
-        """Takes averages from a checkpoint; decays, names and shapes must be the same."""
-        for decay, average in self.averages.items():
-            check_tensors(averages[decay], average, source)
+    def load(self, averages: dict[str, dict[str, Tensor]], source: Path) -> None:
+        """Takes averages from a checkpoint; rules, names and shapes must be the same."""
+        for rule_name, average in self.averages.items():
+            check_tensors(averages[rule_name], average, source)
             for name, tensor in average.items():
-                tensor.copy_(averages[decay][name])
+                tensor.copy_(averages[rule_name][name])
+
+
+def rules(config: EmaConfig) -> dict[str, Rule]:
+    """The rule of every average by its name."""
+    rule = _warmed_up if config.warmup else _constant
+    found: dict[str, Rule] = {decay_name(decay): partial(rule, decay) for decay in config.decays}
+    for width in config.widths:
+        found[width_name(width)] = partial(power_average.decay_at, power_average.shape_of(width))
+    return found
+
+
+def _constant(decay: float, step: int) -> float:
+    return decay
+
+
+def _warmed_up(decay: float, step: int) -> float:
+    return min(decay, (1 + step) / (10 + step))
 
 
 def _copy(weights: dict[str, Tensor]) -> dict[str, Tensor]:

@@ -54,7 +54,7 @@ class Learner:
         self.model = self._network()
         self.model.recompute = config.recompute
         self.optimizer = build_optimizer(self.model, config.optimizer)
-        self.ema = Ema(self.model, config.ema.decays, warmup=config.ema.warmup)
+        self.ema = Ema(self.model, config.ema)
         if config.compile:
             check_compiler(device)
             for block in self.model.blocks:
@@ -65,13 +65,13 @@ class Learner:
         load_weights(self.model, checkpoint.weights(), checkpoint.folder)
         if checkpoint.state.step > checkpoint.state.skipped_steps:  # else no step was taken yet
             load_optimizer_tensors(self.optimizer, self.model, checkpoint.optimizer())
-        averages = {d: checkpoint.weights(f"ema_{d}") for d in self.config.ema.decays}
+        averages = {name: checkpoint.weights(name) for name in self.config.ema.names}
         self.ema.load(averages, checkpoint.folder)
 
     def init_from(self, path: str) -> list[str]:
         """Takes the weights behind a path that fit; lines that say what was taken and what not."""
         lines = init_from(self.model, path, self.class_names)
-        self.ema = Ema(self.model, self.config.ema.decays, warmup=self.config.ema.warmup)
+        self.ema = Ema(self.model, self.config.ema)
         return lines
 
     def update(self, step: int, grad_norm: Tensor) -> None:
@@ -97,7 +97,8 @@ class Learner:
     def networks(self) -> dict[str, Denoiser]:
         """Copies with raw and averaged weights: drawing cannot touch the ones in training."""
         weights = {"raw": self.model.state_dict()}
-        weights |= {f"EMA {decay}": average for decay, average in self.ema.averages.items()}
+        for name, average in self.ema.averages.items():
+            weights[name.replace("ema_", "EMA ").replace("_", " ")] = average
         copies = {}
         for name, tensors in weights.items():
             copies[name] = self._network()

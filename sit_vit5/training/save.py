@@ -1,4 +1,4 @@
-"""Writing a checkpoint of the step that has just ended."""
+"""Writing a checkpoint, or snapshots of averages, of the step that has just ended."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from sit_vit5.config import TrainConfig
 from sit_vit5.data import Source
 from sit_vit5.errors import UserError
 from sit_vit5.run_folder import has_latest, last_good_checkpoint
+from sit_vit5.snapshots import write_snapshots
 from sit_vit5.training.learner import Learner
 from sit_vit5.training.watchdog import Watchdog
 
@@ -30,11 +31,7 @@ def write_checkpoint(
     """
     if has_latest(run, step):
         return False
-    if not learner.finite():
-        raise UserError(
-            f"the weights are not finite at step {step}: not saved; last good checkpoint: "
-            f"{last_good_checkpoint(run)}; lower optimizer.lr"
-        )
+    _check_finite(run, step, learner)
     state = State(
         step=step,
         images_seen=step * config.batch_size,
@@ -50,3 +47,18 @@ def write_checkpoint(
     save_checkpoint(run, state, config, **learner.tensors())
     prune_checkpoints(run, config.checkpoint.keep, up_to=step)
     return True
+
+
+def write_average_snapshots(run: Path, step: int, learner: Learner) -> bool:
+    """Saves the power-function averages for good: True. Refuses weights that broke."""
+    _check_finite(run, step, learner)
+    write_snapshots(run, step, learner.ema.of_widths())
+    return True
+
+
+def _check_finite(run: Path, step: int, learner: Learner) -> None:
+    if not learner.finite():
+        raise UserError(
+            f"the weights are not finite at step {step}: not saved; last good checkpoint: "
+            f"{last_good_checkpoint(run)}; lower optimizer.lr"
+        )

@@ -28,24 +28,19 @@ from sit_vit5.models.denoiser import Denoiser
 from sit_vit5.precision import autocast, check_launcher, set_tf32
 from sit_vit5.run_folder import LATEST_FILE, PAGE_FILE, SAMPLES, step_name
 from sit_vit5.training import run as runs
-from sit_vit5.training.banner import banner, check_first_latents
+from sit_vit5.training.banner import NO_DECODER, banner, check_first_latents
 from sit_vit5.training.interrupt import Interrupt
 from sit_vit5.training.learner import Learner
 from sit_vit5.training.objective import Objective
 from sit_vit5.training.optimizer import learning_rate
 from sit_vit5.training.run_log import RunLog, report_bad_images
-from sit_vit5.training.save import write_checkpoint
+from sit_vit5.training.save import write_average_snapshots, write_checkpoint
 from sit_vit5.training.trackers import check_trackers
 from sit_vit5.training.watchdog import Watchdog
 
 # Draws a grid of every named network into a file.
 Preview = Callable[[dict[str, Denoiser], Path], None]
 
-
-NO_DECODER = (
-    "note: no grids are drawn, since the autoencoder of the latent cache is not on this machine; "
-    "give it with --codec.path, or a tiny decoder with --preview.decoder"
-)
 # Above every signal number.
 FAILED = 1000
 
@@ -223,14 +218,18 @@ class Trainer:
         config, last = self.config, self.step == self.config.steps
         log = last or _due(self.step, config.log_every)
         save = last or _due(self.step, config.checkpoint.every)
-        preview = self.preview is not None and (
-            _due(self.step, config.preview.every) or (last and config.preview.every > 0)
-        )
-        if log or save or preview:
+        preview = self.preview is not None and _due(self.step, config.preview.every, last=last)
+        snapshot = _due(self.step, config.ema.snapshot_every, last=last)
+        if log or save or preview or snapshot:
             self._settle()
         if log:
             self._log()
         self.watchdog.check(self.step, self.run_folder)
+        if snapshot:  # before the checkpoint: a run resumed from it would not write them
+            self._write(
+                f"EMA snapshots of {step_name(self.step)}",
+                lambda: write_average_snapshots(self.run_folder, self.step, self.learner),
+            )
         # A bad streak must not push good checkpoints out.
         if save and (last or self.watchdog.in_a_row == 0):
             self._save()  # before the picture, which is not worth a checkpoint
@@ -296,21 +295,28 @@ class Trainer:
         self.accelerator.wait_for_everyone()
 
     def _save(self) -> None:
-        """A checkpoint of this step boundary; called on every rank, written by one."""
+        """A checkpoint of this step boundary."""
         self._settle()
+        self._write(
+            step_name(self.step),
+            lambda: write_checkpoint(
+                self.run_folder,
+                self.config,
+                step=self.step,
+                learner=self.learner,
+                watchdog=self.watchdog,
+                source=self.source,
+                codec=self.codec,
+            ),
+        )
+
+    def _write(self, what: str, write: Callable[[], bool]) -> None:
+        """Writes on the main process, if `write` finds it needed; called on every rank."""
         failure = None
         if self.is_main:
             try:
-                if write_checkpoint(
-                    self.run_folder,
-                    self.config,
-                    step=self.step,
-                    learner=self.learner,
-                    watchdog=self.watchdog,
-                    source=self.source,
-                    codec=self.codec,
-                ):
-                    self.log.event("saved", step_name(self.step))
+                if write():
+                    self.log.event("saved", what)
             except UserError as error:
                 failure = error
         if self.words.largest(failure is not None):  # all ranks stop together, none waits for ever
@@ -322,5 +328,5 @@ class Trainer:
                 self.log.say(line)
 
 
-def _due(step: int, every: int) -> bool:
-    return every > 0 and step % every == 0
+def _due(step: int, every: int, *, last: bool = False) -> bool:
+    return every > 0 and (last or step % every == 0)

@@ -24,7 +24,7 @@ from sit_vit5.models.denoiser import Denoiser
 from sit_vit5.plan.__main__ import main as run_plan
 from sit_vit5.plan.devices import DEVICES
 from sit_vit5.plan.encoding import encoding
-from sit_vit5.plan.estimate import checkpoint_bytes, checkpoints_on_disk, make_plan
+from sit_vit5.plan.estimate import Plan, checkpoint_bytes, checkpoints_on_disk, make_plan
 from sit_vit5.plan.memory import LiveMemory, activations, call_peak
 from sit_vit5.plan.options import PlanCommand
 from sit_vit5.plan.report import report
@@ -190,6 +190,22 @@ def test_a_checkpoint_has_the_bytes_that_are_planned():
 def test_checkpoints_on_disk(keep, every, steps, expected):
     assert checkpoints_on_disk(CheckpointConfig(every=every, keep=keep), steps) == expected
     assert checkpoint_bytes(10, 6, averages=2) == 4 * 30 + 8 * 6
+
+
+def test_averages_of_widths_and_their_snapshots_are_counted():
+    def count(*argv: str) -> tuple[Plan, str]:
+        options = by_hand("--steps", "100", *argv)
+        plan = make_plan(options)
+        return plan, report(options, plan)
+
+    plain, without = count()
+    plan, shown = count("--ema.widths", "0.05", "0.1", "--ema.snapshot-every", "30")
+    assert plan.memory.averages == 2 * plain.memory.averages
+    assert plan.checkpoint_bytes - plain.checkpoint_bytes == 2 * 4 * plan.parameters
+    # Steps 30, 60, 90 and 100, two fp16 files each.
+    size = 4 * 2 * 2 * plan.parameters / 1e9
+    assert f"and {size:,.3g} GB for all snapshots of averages" in shown
+    assert "snapshots" not in without
 
 
 def test_stable_diffusions_encoder_is_counted_without_its_weights():

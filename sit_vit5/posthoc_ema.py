@@ -1,0 +1,102 @@
+"""Averages chosen after training: `python -m sit_vit5.posthoc_ema --run RUN --width 0.13 --to DIR`.
+
+Writes a checkpoint whose averaged weights are the combination of the run's snapshots nearest to a
+power-function average of that width.
+"""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from sit_vit5.cli import parse, run
+from sit_vit5.config import PosthocEmaConfig, TrainConfig, width_name
+from sit_vit5.errors import UserError
+from sit_vit5.files import check_new_folder
+from sit_vit5.power_average import Profile, combine
+from sit_vit5.run_folder import SNAPSHOTS, run_of
+
+if TYPE_CHECKING:
+    from sit_vit5.checkpoint import State
+
+# 16 snapshots of widths 0.05 and 0.1 each reach 0.03 to 0.25 within it, 4 of each 0.04 to 0.14.
+POOR_MATCH = 0.1
+
+
+def main(argv: list[str]) -> None:
+    """Parse, solve, read, write; the last line is the folder's path."""
+    options = parse(PosthocEmaConfig, argv)
+    target = Path(options.to)
+    check_new_folder(target)
+
+    from sit_vit5.checkpoint import MODEL_FILE, import_checkpoint, open_checkpoint
+    from sit_vit5.snapshots import find_snapshots, weighted_sum
+
+    checkpoint = open_checkpoint(options.run)
+    folder = run_of(checkpoint.folder)
+    stored = find_snapshots(folder)
+    # Snapshots after the checkpoint will be written anew, perhaps by a run with other options.
+    step = choose_step(list(stored), options.step, up_to=checkpoint.state.step, folder=folder)
+    stored = {profile: path for profile, path in stored.items() if profile.step <= step}
+    found = combine(list(stored), Profile(step, options.width))
+    report(options.width, step, len(stored), found.residual)
+    parts = dict(zip(stored.values(), found.coefficients, strict=True))
+    weights = weighted_sum(parts, checkpoint.folder / MODEL_FILE)
+    import_checkpoint(
+        target,
+        state_at(checkpoint.state, step, checkpoint.config),
+        with_width(checkpoint.config, options.width),
+        averages={width_name(options.width): weights},
+        model=None,
+    )
+    print(target)
+
+
+def choose_step(stored: list[Profile], step: int | None, *, up_to: int, folder: Path) -> int:
+    """The step asked for, or the newest; refuses one without snapshots."""
+    steps = sorted({profile.step for profile in stored if profile.step <= up_to})
+    if not steps:
+        raise UserError(
+            f"{folder / SNAPSHOTS} holds no snapshot up to step {up_to}; train with --ema.widths "
+            "0.05 0.1 --ema.snapshot-every N"
+        )
+    if step is not None and step not in steps:
+        near = sorted(sorted(steps, key=lambda other: abs(other - step))[:3])
+        raise UserError(
+            f"step {step} has no snapshot up to step {up_to} in {folder / SNAPSHOTS}; nearest: "
+            f"{', '.join(map(str, near))}"
+        )
+    return steps[-1] if step is None else step
+
+
+def report(width: float, step: int, count: int, residual: float) -> None:
+    """Says how well the snapshots match the width, and warns where they do not."""
+    print(f"width {width} at step {step}: profile matched to {residual:.2%} by {count} snapshots")
+    if residual > POOR_MATCH:
+        print(
+            f"warning: {count} snapshots cannot represent width {width} (mismatch above "
+            f"{POOR_MATCH:.0%}); choose one nearer to the run's widths, or a later step",
+            file=sys.stderr,
+        )
+
+
+def state_at(state: State, step: int, config: TrainConfig) -> State:
+    """The state of the run's checkpoint, moved to another step."""
+    return replace(
+        state,
+        step=step,
+        images_seen=step * config.batch_size,
+        skipped_steps=0,
+        skipped_in_a_row=0,
+    )
+
+
+def with_width(config: TrainConfig, width: float) -> TrainConfig:
+    """The configuration of a checkpoint that holds this average alone."""
+    return replace(config, ema=replace(config.ema, decays=(), widths=(width,)))
+
+
+if __name__ == "__main__":
+    run(main)
