@@ -64,6 +64,9 @@ class State:
     codec_origin: dict = field(default_factory=dict)
     out_channels: int | None = None
     timesteps: int = 0
+    data_offset: int = 0
+    rewinds: int = 0
+    grad_norms: tuple[float, ...] = ()
     schema: int = SCHEMA
     versions: dict = field(
         default_factory=lambda: {"sit_vit5": __version__, "torch": torch.__version__}
@@ -232,7 +235,11 @@ def _state(raw: dict) -> State:
         raise ValueError(f"input_size {size!r} is not a height and a width")
     if not (isinstance(names, list) and all(isinstance(name, str) for name in names)):
         raise ValueError("class_names is not a list of names")
-    return State(**raw | {"input_size": tuple(size), "class_names": tuple(names)})
+    norms = raw.get("grad_norms", [])
+    if not (isinstance(norms, list) and all(isinstance(norm, float) for norm in norms)):
+        raise ValueError("grad_norms is not a list of numbers")
+    tuples = {"input_size": size, "class_names": names, "grad_norms": norms}
+    return State(**raw | {key: tuple(value) for key, value in tuples.items()})
 
 
 def _check_file(path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -66,6 +67,8 @@ class Processes:
 
 # The other processes wait while the first one draws and saves, longer than the usual ten minutes.
 COLLECTIVE_TIMEOUT = timedelta(hours=1)
+# For those who wait already: the ones that do not are the ones sought.
+ROLL_CALL = timedelta(seconds=10)
 
 
 def join_processes() -> Processes:
@@ -97,25 +100,46 @@ def gather(values: list, processes: Processes) -> list:
 class Words:
     """Numbers that the processes' CPUs tell one another: no device is waited for.
 
-    Built by all processes together.
+    Built by all processes together. patience: how long they wait for one another.
     """
 
-    def __init__(self, count: int):
+    def __init__(self, count: int, patience: timedelta = COLLECTIVE_TIMEOUT):
         self.group = None
         if count > 1:
             from torch import distributed
 
-            self.group = distributed.new_group(backend="gloo", timeout=COLLECTIVE_TIMEOUT)
+            self.group = distributed.new_group(backend="gloo", timeout=patience)
+            # A group is of no use after a time-out; this one finds out who is missing.
+            self.roll_call = distributed.new_group(backend="gloo", timeout=ROLL_CALL)
 
     def largest(self, number: int) -> int:
         """The largest number of all processes, the same on all of them: a signal, a failure."""
         if self.group is None:
             return int(number)
         import torch
+        from torch import distributed
 
         word = torch.tensor([int(number)])
-        torch.distributed.all_reduce(word, torch.distributed.ReduceOp.MAX, group=self.group)
+        try:
+            distributed.all_reduce(word, distributed.ReduceOp.MAX, group=self.group)
+        except RuntimeError as error:
+            reason = self._missing() or " ".join(str(error).split())
+            raise UserError(
+                f"the processes have lost one another: {reason}; a process is stuck or dead, see "
+                "its own last lines; continue the run with --resume"
+            ) from None
         return int(word)
+
+    def _missing(self) -> str | None:
+        """Which processes do not answer any more; the first one finds out."""
+        from torch import distributed
+
+        try:
+            distributed.monitored_barrier(self.roll_call, ROLL_CALL, wait_all_ranks=True)
+        except RuntimeError as error:
+            found = re.search(r"Ranks ([\d, ]+) failed", str(error))
+            return f"no answer from rank {found[1]}" if found else None
+        return None
 
 
 @contextmanager

@@ -112,6 +112,9 @@ from sit_vit5.config.training import (
     TrainConfig as TrainConfig,
 )
 from sit_vit5.config.training import (
+    WatchdogConfig as WatchdogConfig,
+)
+from sit_vit5.config.training import (
     check_train as check_train,
 )
 from sit_vit5.config.training import (

@@ -163,6 +163,25 @@ class PreviewConfig:
 
 
 @dataclass(frozen=True)
+class WatchdogConfig:
+    """What is watched while a run trains, and what is done about it."""
+
+    on_nonfinite: Literal["skip", "rewind", "stop"] = "skip"
+    """A gradient that is not finite never reaches the weights; then the step is skipped, or the run
+    goes back to its last checkpoint and past the data since, or it stops."""
+    spike: float = 10.0
+    """Multiple of the median gradient norm of the last 128 good steps that is a spike; 0: none."""
+    on_spike: Literal["log", "skip", "rewind", "stop"] = "log"
+    """A spike is only said, or its step is skipped, and then as for on_nonfinite."""
+    max_rewinds: int = 3
+    """Rewinds in a run before it stops."""
+    data_wait: float = 0.2
+    """Share of the time spent waiting for data above which it is said."""
+    patience: float = 60.0
+    """Minutes that processes wait for one another before the run stops and names the stuck one."""
+
+
+@dataclass(frozen=True)
 class TrainConfig:
     """Train a flow-matching model. An example without any data: --config configs/digits.yaml"""
 
@@ -197,7 +216,7 @@ class TrainConfig:
     """Also told what metrics.jsonl holds, by accelerate: tensorboard (into the run folder), wandb,
     trackio, mlflow and others; one that is missing or fails is left out."""
     max_skipped: int = 10
-    """Steps in a row with a non-finite gradient before the run stops."""
+    """Steps in a row that are skipped, or whose gradient is zero, before the run stops."""
     data: DataConfig = DataConfig()
     codec: CodecConfig = CodecConfig()
     objective: ObjectiveConfig = ObjectiveConfig()
@@ -205,6 +224,7 @@ class TrainConfig:
     ema: EmaConfig = EmaConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
     preview: PreviewConfig = PreviewConfig()
+    watchdog: WatchdogConfig = WatchdogConfig()
     backbone: presets.Backbone = presets.backbone("ViT5-XL/2")
 
     def __post_init__(self) -> None:

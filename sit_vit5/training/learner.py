@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -55,6 +57,7 @@ class Learner:
         self.model.recompute = config.recompute
         self.optimizer = build_optimizer(self.model, config.optimizer)
         self.ema = Ema(self.model, config.ema)
+        self._seen: dict[str, Tensor] = {}
         if config.compile:
             check_compiler(device)
             for block in self.model.blocks:
@@ -63,6 +66,7 @@ class Learner:
     def restore(self, checkpoint: Checkpoint) -> None:
         """Takes everything from a checkpoint; a missing tensor is an error."""
         load_weights(self.model, checkpoint.weights(), checkpoint.folder)
+        self.optimizer.state.clear()
         if checkpoint.state.step > checkpoint.state.skipped_steps:  # else no step was taken yet
             load_optimizer_tensors(self.optimizer, self.model, checkpoint.optimizer())
         averages = {name: checkpoint.weights(name) for name in self.config.ema.names}
@@ -74,20 +78,33 @@ class Learner:
         self.ema = Ema(self.model, self.config.ema)
         return lines
 
-    def update(self, step: int, grad_norm: Tensor) -> None:
-        """One optimizer step with the gradients that are there, unless their norm is not finite.
+    def update(self, step: int, grad_norm: Tensor, *, limit: float = math.inf) -> None:
+        """One optimizer step, unless the gradients' norm is not finite or above the limit.
 
         The optimizer looks at the norm on its own device, so that the host need not wait for it.
         """
         for group in self.optimizer.param_groups:
             group["lr"] = learning_rate(self.config.optimizer, step)
         # Read by torch's fused optimizers, as gradient scalers use it: 1 leaves all as it was.
-        self.optimizer.found_inf = (~grad_norm.isfinite()).float()
+        counts = grad_norm.isfinite() & (grad_norm <= limit)
+        self.optimizer.found_inf = (~counts).float()
         self.optimizer.step()
 
     def average(self, step: int) -> None:
         """Moves the averages towards the weights that step `step` left."""
         self.ema.update(self.model, step)
+
+    def still_averages(self) -> list[str]:
+        """Names of the averages that have not moved since the last call, though the weights have.
+
+        Only the last weight is looked at.
+        """
+        name = list(self.model.state_dict())[-1]
+        now = {"": self.model.state_dict()[name].clone()}
+        now |= {key: average[name].clone() for key, average in self.ema.averages.items()}
+        before, self._seen = self._seen, now
+        moved = {key for key in before if not torch.equal(before[key], now[key])}
+        return [key for key in self.ema.averages if before and "" in moved and key not in moved]
 
     def finite(self) -> bool:
         """Whether all weights are finite: an update may break what its gradient did not show."""

@@ -40,7 +40,8 @@ class RunLog:
         self.bar = tqdm(
             total=self.steps, initial=first_step, unit="step", disable=None, leave=False
         )
-        self._timed_steps, self._timed_seconds = 0, 0.0
+        self._timed_steps, self._timed_seconds, self._waited = 0, 0.0, 0.0
+        self._rows_of_session = 0
         self._page_at, self._page_failed = -math.inf, False
         self.event("resumed" if first_step else "started", f"to run to step {self.steps}")
         self.trackers = Trackers(run, config, first_step=first_step, say=self.say)
@@ -69,12 +70,20 @@ class RunLog:
             tqdm.write(text, file=sys.stdout)
             sys.stdout.flush()
 
-    def step_done(self, seconds: float) -> None:
-        """Counts a training step and its duration, without saving and drawing."""
+    def step_done(self, seconds: float, waited: float) -> None:
+        """Counts a training step, its duration without saving and drawing, and how much of it was
+        waiting for data."""
         self.step += 1
         self.bar.update(1)
         self._timed_steps += 1
         self._timed_seconds += seconds
+        self._waited += waited
+
+    def rewound(self, step: int) -> None:
+        """The run went back to a step: what was logged of later ones is taken away."""
+        self._skipped = self._drop_rows_after(step)
+        self.step = self.bar.n = step
+        self.bar.refresh()
 
     def metrics(
         self,
@@ -91,7 +100,8 @@ class RunLog:
         Adds images/s since the last row, without the time of saving and drawing.
         """
         seconds_per_step = self._timed_seconds / max(self._timed_steps, 1)
-        self._timed_steps, self._timed_seconds = 0, 0.0
+        waiting = self._waited / max(self._timed_seconds, 1e-9)
+        self._timed_steps, self._timed_seconds, self._waited = 0, 0.0, 0.0
         rate = self.batch_size / seconds_per_step
         row = {
             "step": step,
@@ -102,10 +112,18 @@ class RunLog:
             "lr": lr,
             "skipped_steps": skipped_steps,
             "images_per_second": round(rate, 2),
+            "data_wait": round(waiting, 3),
             "unix_time": round(time.time(), 1),
         }
         self._append(self.path, row)
         self.trackers.log(row)
+        self._rows_of_session += 1
+        # In the first interval the loader's processes were still starting.
+        if waiting > self.config.watchdog.data_wait and self._rows_of_session > 1:
+            self.say(
+                f"warning: {waiting:.0%} of the time went on waiting for data; raise "
+                "--data.workers, or encode the data once (python -m sit_vit5.data.encode)"
+            )
         if skipped_steps > self._skipped:
             new = skipped_steps - self._skipped
             self.event("skipped", f"{new} steps, their gradient was not finite")

@@ -24,6 +24,7 @@ def write_checkpoint(
     watchdog: Watchdog,
     source: Source,
     codec: Codec,
+    data_offset: int,
 ) -> bool:
     """Saves and prunes, unless `latest` is this step's already: whether it did.
 
@@ -43,6 +44,9 @@ def write_checkpoint(
         data=source.identity,
         codec=codec.identity,
         codec_origin=codec.origin,
+        data_offset=data_offset,
+        rewinds=watchdog.rewinds,
+        grad_norms=tuple(watchdog.norms),
     )
     save_checkpoint(run, state, config, **learner.tensors())
     prune_checkpoints(run, config.checkpoint.keep, up_to=step)

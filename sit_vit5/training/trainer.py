@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, nullcontext
 from dataclasses import dataclass
+from datetime import timedelta
 from pathlib import Path
 
 import torch
@@ -14,7 +15,7 @@ from accelerate import Accelerator
 from accelerate.utils import gather_object
 from torch import Tensor
 
-from sit_vit5.checkpoint import Checkpoint
+from sit_vit5.checkpoint import Checkpoint, open_checkpoint
 from sit_vit5.cli import differences
 from sit_vit5.codecs import Codec
 from sit_vit5.codecs.recorded import RecordedCodec
@@ -78,7 +79,8 @@ class Trainer:
             runs.check_resume(self.run_folder, resume, config, source, codec)
         self.accelerator = Accelerator(mixed_precision="no", cpu=no_accelerator())
         self.device, self.is_main = self.accelerator.device, self.accelerator.is_main_process
-        self.words = Words(self.accelerator.num_processes)
+        patience = timedelta(minutes=config.watchdog.patience)
+        self.words = Words(self.accelerator.num_processes, patience)
         self.plan = BatchPlan(
             config.batch_size,
             config.accumulation,
@@ -115,15 +117,14 @@ class Trainer:
         """The learner and the counters, fresh or from a checkpoint."""
         config = self.config
         self.learner = Learner(config, self.latent_shape, self.source.class_names, self.device)
-        self.step, self.watchdog, self.notes = 0, Watchdog(config.max_skipped), []
+        self.step, self.data_offset, self.notes = 0, 0, []
+        self.watchdog = Watchdog(config.max_skipped, config.watchdog)
+        self.unsettled: Unsettled | None = None
         if resume is not None:
-            self.learner.restore(resume)
+            self._restore(resume)
             self.notes = [
                 f"changed on resume: {change}" for change in differences(resume.config, config)
             ]
-            self.step = resume.state.step
-            self.watchdog.skipped = resume.state.skipped_steps
-            self.watchdog.in_a_row = resume.state.skipped_in_a_row
         elif config.init_from:
             self.notes = self.learner.init_from(config.init_from)
         if self.preview is None and config.preview.every:
@@ -140,7 +141,20 @@ class Trainer:
             self.learner.model.null_label,
         )
         self.loss_sum, self.loss_count, self.grad_norm = 0.0, 0, float("nan")
-        self.unsettled: Unsettled | None = None
+
+    def _restore(self, checkpoint: Checkpoint) -> None:
+        """Goes to the step of a checkpoint."""
+        self.learner.restore(checkpoint)
+        state, self.unsettled = checkpoint.state, None
+        self.step, self.data_offset = state.step, state.data_offset
+        self.watchdog = Watchdog(
+            self.config.max_skipped,
+            self.config.watchdog,
+            skipped=state.skipped_steps,
+            in_a_row=state.skipped_in_a_row,
+            rewinds=state.rewinds,
+            norms=list(state.grad_norms),
+        )
 
     def _loop(self) -> int:
         self._say(*banner(self), *self.notes)
@@ -149,26 +163,58 @@ class Trainer:
             return 0
         if self.step == 0:  # a save that cannot work fails now, not after hours
             self._save()
-        # Closed: workers that outlive the run end with a complaint at the interpreter's exit.
-        with Interrupt() as interrupt, closing(self.loader.steps(self.step)) as stream:
+        with Interrupt() as interrupt:
             while self.step < self.config.steps:
-                started = time.perf_counter()
-                batches, failure = self._next(stream)
-                # One word per step between the ranks: go on, a signal, or a failure of any.
-                stopped = self.words.largest(FAILED if failure else interrupt.signal)
-                if stopped == FAILED:
-                    self._fail(failure)
+                # Closed: workers that outlive the run complain at the interpreter's exit.
+                with closing(self.loader.steps(self.data_step)) as stream:
+                    stopped = self._steps(stream, interrupt)
                 if stopped:
                     return self._stop(stopped)
-                self._train_step(batches)
-                if self.is_main:
-                    self.log.step_done(time.perf_counter() - started)
-                self._after_step()
         self._say(
             f"done: {self.run_folder}; look at {self.run_folder / PAGE_FILE}, then draw: "
             f"python sample/grid.py --checkpoint {self.run_folder}"
         )
         return 0
+
+    def _steps(self, stream: Iterator[list[Batch]], interrupt: Interrupt) -> int:
+        """Steps to the end of the run, to a rewind, or to a signal, whose number is returned."""
+        while self.step < self.config.steps:
+            started = time.perf_counter()
+            batches, failure = self._next(stream)
+            waited = time.perf_counter() - started
+            # One word per step between the ranks: go on, a signal, or a failure of any.
+            stopped = self.words.largest(FAILED if failure else interrupt.signal)
+            if stopped == FAILED:
+                self._fail(failure)
+            if stopped:
+                return stopped
+            self._train_step(batches)
+            if self.is_main:
+                self.log.step_done(time.perf_counter() - started, waited)
+            self._after_step()
+            if self.watchdog.action == "rewind":
+                self._rewind()
+                return 0
+        return 0
+
+    @property
+    def data_step(self) -> int:
+        """The step whose data, noise and times are next: rewinds pass some over."""
+        return self.step + self.data_offset
+
+    def _rewind(self) -> None:
+        """Back to the last checkpoint, and past the data that were seen since."""
+        why, rewinds = self.watchdog.why, self.watchdog.rewinds + 1
+        next_data = self.data_step
+        self._restore(open_checkpoint(self.run_folder))
+        self.data_offset, self.watchdog.rewinds = next_data - self.step, rewinds
+        self.loss_sum, self.loss_count = 0.0, 0
+        if self.is_main:
+            self.log.rewound(self.step)
+        self._say(
+            f"warning: {why}; back to step {self.step}, and past the data up to step {next_data} "
+            f"(rewind {rewinds} of {self.config.watchdog.max_rewinds})"
+        )
 
     def _train_step(self, batches: list[Batch]) -> None:
         """One optimizer step, or none if the gradient is not finite: the device itself decides.
@@ -179,7 +225,7 @@ class Trainer:
         self._settle()
         clip = self.config.optimizer.clip_norm or float("inf")
         norm = torch.nn.utils.clip_grad_norm_(self.learner.model.parameters(), clip)
-        self.learner.update(self.step, norm)
+        self.learner.update(self.step, norm, limit=self.watchdog.limit())
         self.learner.optimizer.zero_grad(set_to_none=True)
         self.unsettled = Unsettled(self.step, norm, loss)
         self.step += 1
@@ -188,15 +234,15 @@ class Trainer:
         """Forward and backward of all micro-batches; the mean loss."""
         total = torch.zeros((), device=self.device)
         for micro, batch in enumerate(batches):
-            latents = self.objective.latents(batch, self.step, micro, self.device)
-            if self.step == micro == 0:
+            latents = self.objective.latents(batch, self.data_step, micro, self.device)
+            if self.data_step == micro == 0:
                 self._say(*check_first_latents(latents))
             last = micro == len(batches) - 1
             # Gradients are averaged over processes once per step, in the last backward pass.
             with nullcontext() if last else self.accelerator.no_sync(self.wrapped):
                 with autocast(self.device, self.config.precision):
                     losses = self.objective.loss(
-                        self.wrapped, latents, batch.labels, step=self.step, micro=micro
+                        self.wrapped, latents, batch.labels, step=self.data_step, micro=micro
                     )
                 loss = losses.mean() / len(batches)
                 loss.backward()
@@ -209,7 +255,7 @@ class Trainer:
             return
         last, self.unsettled = self.unsettled, None
         self.grad_norm = float(last.grad_norm)
-        if self.watchdog.accepts(self.grad_norm):
+        if self.watchdog.accepts(last.step, self.grad_norm):
             self.learner.average(last.step)
             self.loss_sum, self.loss_count = self.loss_sum + last.loss, self.loss_count + 1
 
@@ -225,6 +271,8 @@ class Trainer:
         if log:
             self._log()
         self.watchdog.check(self.step, self.run_folder)
+        if self.watchdog.action == "rewind":
+            return
         if snapshot:  # before the checkpoint: a run resumed from it would not write them
             self._write(
                 f"EMA snapshots of {step_name(self.step)}",
@@ -268,10 +316,13 @@ class Trainer:
         if self.loss_count:
             loss = self.accelerator.reduce(self.loss_sum / self.loss_count, "mean").item()
         self.loss_sum, self.loss_count = 0.0, 0
+        self._say(*self.watchdog.report())
+        for name in self.learner.still_averages():
+            self._say(f"warning: the average {name} has not moved, though the weights have")
         if self.is_main:
             self.log.metrics(
                 step=self.step,
-                epoch=self.step * self.config.batch_size / len(self.source),
+                epoch=self.data_step * self.config.batch_size / len(self.source),
                 loss=loss,
                 grad_norm=self.grad_norm,
                 lr=learning_rate(self.config.optimizer, self.step - 1),
@@ -307,6 +358,7 @@ class Trainer:
                 watchdog=self.watchdog,
                 source=self.source,
                 codec=self.codec,
+                data_offset=self.data_offset,
             ),
         )
 

@@ -22,7 +22,6 @@ from sit_vit5.training.optimizer import (
 )
 from sit_vit5.training.run import check_image_size
 from sit_vit5.training.run_log import RunLog, report_bad_images
-from sit_vit5.training.watchdog import Watchdog
 
 
 def test_learning_rate_rises_linearly_and_stays():
@@ -68,18 +67,6 @@ def test_low_precision_master_weights_are_refused():
         build_optimizer(nn.Linear(2, 2).bfloat16(), OptimizerConfig())
 
 
-def test_watchdog_counts_and_stops_after_the_limit_in_a_row(tmp_path):
-    watchdog = Watchdog(2)
-    assert [watchdog.accepts(g) for g in (1.0, float("nan"), 2.0, float("inf"))] == [
-        True, False, True, False,
-    ]  # fmt: skip
-    watchdog.check(4, tmp_path)
-    assert (watchdog.skipped, watchdog.in_a_row) == (2, 1)
-    watchdog.accepts(float("nan"))
-    with pytest.raises(UserError, match="not finite 2 steps in a row.*last good checkpoint: none"):
-        watchdog.check(5, tmp_path)
-
-
 def test_first_signal_is_remembered_and_a_second_ctrl_c_stops_at_once():
     before = signal.getsignal(signal.SIGINT)
     with Interrupt() as interrupt:
@@ -103,7 +90,7 @@ def test_log_rows_are_valid_json_and_a_resumed_log_has_no_step_twice(tmp_path, c
     def log(first_step: int, steps: list[int]) -> None:
         run_log = RunLog(tmp_path, TrainConfig(steps=10, batch_size=4), first_step=first_step)
         for step in steps:
-            run_log.step_done(0.5)
+            run_log.step_done(0.5, 0.1)
             loss = None if step == 2 else 1.0
             run_log.metrics(
                 step=step, epoch=0.1, loss=loss, grad_norm=float("nan") if loss is None else 2.0,
