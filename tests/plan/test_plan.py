@@ -303,7 +303,7 @@ def test_time_is_of_model_and_encoder_each_at_its_own_peak():
 
 
 def test_encoding_once_is_both_mirrors_of_every_image(tmp_path):
-    options = planned("--model", "ViT5-XL", "--gpus", "4", "--utilisation", "0.25")
+    options = planned("--model", "SiT-S/2", "--gpus", "4", "--utilisation", "0.25")
     plan = make_plan(options)
     encoder = encoding(CodecConfig(), (3, 256, 256), 1)
     assert encoder.moments == 2 * 4 * 32 * 32  # means and log-variances
@@ -311,7 +311,7 @@ def test_encoding_once_is_both_mirrors_of_every_image(tmp_path):
     seconds = 1_281_167 * 2 * encoder.flops / (4 * 0.25 * options.peaks().fp32 * 1e12)
     assert plan.cache.seconds == pytest.approx(seconds)
     assert "84 GB of disk for 1,281,167 images and their mirrors" in report(options, plan)
-    plain = make_plan(planned("--model", "ViT5-XL", "--data.horizontal-flip", "False"))
+    plain = make_plan(planned("--model", "SiT-S/2", "--data.horizontal-flip", "False"))
     assert plain.cache.bytes == plan.cache.bytes // 2
 
 

@@ -240,7 +240,9 @@ def test_skipped_steps_are_an_event_each_interval(tmp_path, monkeypatch):
     from sit_vit5.training.watchdog import Watchdog
 
     accepts = Watchdog.accepts
-    monkeypatch.setattr(Watchdog, "accepts", lambda self, step, norm: accepts(self, step, float("nan")))
+    monkeypatch.setattr(
+        Watchdog, "accepts", lambda self, step, norm: accepts(self, step, float("nan"))
+    )
     run = train(tmp_path, "--steps", 4, "--log-every", 2)
     events = [json.loads(line) for line in (run / "events.jsonl").read_text().splitlines()]
     skipped = [(e["step"], e["text"]) for e in events if e["kind"] == "skipped"]
