@@ -107,7 +107,7 @@ def write_cache(folder: Path, count: int) -> LatentCache:
         "dtype": "float32",
         "codec": CODEC.record(),
     }
-    write_index(folder, layout, settings, np.zeros(count, np.int64))
+    write_index(folder, layout, settings, np.zeros(count, np.int64), bad={})
     return LatentCache(folder, image_size=256)
 
 

@@ -117,10 +117,10 @@ class Clock:
         self.stream.close()
 
     def _timed(self, call: Callable) -> Callable:
-        def timed(*arguments: object) -> object:
+        def timed(*arguments: object, **options: object) -> object:
             synchronize(self.device)
             started = time.perf_counter()
-            result = call(*arguments)
+            result = call(*arguments, **options)
             synchronize(self.device)
             self.work[-1] += time.perf_counter() - started
             return result

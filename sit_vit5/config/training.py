@@ -206,8 +206,9 @@ class TrainConfig:
     """Fused kernels, or softmax(q k) v written out in fp32, to compare with."""
     recompute: bool = False
     """Keep only the input of each block for the backward pass, and run the block again there."""
-    compile: bool = False
-    """Compile the blocks one by one with torch.compile (needs a C++ compiler on CPU)."""
+    compile: bool | None = None
+    """Compile the blocks one by one with torch.compile (on CPU it needs a C++ compiler); None: on
+    CUDA."""
     seed: int = 0
     """Seed of everything random: weights, data order, noise, times, label dropout, previews."""
     log_every: int = 100

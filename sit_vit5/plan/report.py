@@ -148,7 +148,7 @@ def _assumptions(options: PlanCommand, plan: Plan) -> list[str]:
             f"no data are named: {plan.data.count:,} RGB images as ImageNet has, "
             f"{plan.data.num_classes} classes (--classes)"
         )
-    if config.compile:
+    if config.compile is not False:  # None: they are on CUDA
         lines.append("blocks are not compiled: compiling keeps fewer activations")
     if plan.encoding.flops:
         lines.append("every image is encoded anew in every step, by Stable Diffusion's autoencoder")

@@ -13,6 +13,7 @@ from sit_vit5.codecs.normalisation import USUAL_STD
 from sit_vit5.config import TrainConfig
 from sit_vit5.presets import title
 from sit_vit5.snapshots import snapshot_bytes
+from sit_vit5.training.learner import compiles
 
 if TYPE_CHECKING:
     from sit_vit5.training.trainer import Trainer
@@ -39,7 +40,7 @@ def banner(trainer: Trainer) -> list[str]:
         f"{plan.accumulation} accumulation steps = {config.batch_size} images per step, "
         f"{math.ceil(len(source) / config.batch_size):,} steps per epoch",
         f"precision: {config.precision} matrix products, TF32 off, "
-        f"{'compiled' if config.compile else 'eager'} blocks"
+        f"{'compiled' if compiles(config, trainer.device) else 'eager'} blocks"
         f"{', recomputed in the backward pass' if config.recompute else ''}, "
         f"{config.attention} attention, torch {torch.__version__} on "
         f"{trainer.device}",

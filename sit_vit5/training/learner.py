@@ -37,6 +37,11 @@ def check_compiler(device: torch.device) -> None:
         ) from None
 
 
+def compiles(config: TrainConfig, device: torch.device) -> bool:
+    """Whether blocks are compiled: as configured, else where there is CUDA."""
+    return device.type == "cuda" if config.compile is None else config.compile
+
+
 class Learner:
     """Fresh from the seed; `restore` continues a run, `init_from` borrows weights for a new one.
 
@@ -58,7 +63,7 @@ class Learner:
         self.optimizer = build_optimizer(self.model, config.optimizer)
         self.ema = Ema(self.model, config.ema)
         self._seen: dict[str, Tensor] = {}
-        if config.compile:
+        if compiles(config, device):
             check_compiler(device)
             for block in self.model.blocks:
                 block.compile(dynamic=False)
@@ -78,17 +83,23 @@ class Learner:
         self.ema = Ema(self.model, self.config.ema)
         return lines
 
-    def update(self, step: int, grad_norm: Tensor, *, limit: float = math.inf) -> None:
-        """One optimizer step, unless the gradients' norm is not finite or above the limit.
+    def update(self, step: int, *, limit: float = math.inf) -> Tensor:
+        """Clips the gradients and takes one optimizer step; their norm before, on the device.
 
-        The optimizer looks at the norm on its own device, so that the host need not wait for it.
+        If that is not finite or above the limit, nothing changes. The optimizer looks at it on its
+        own device, so that the host need not wait for it.
         """
+        config = self.config.optimizer
+        clip = config.clip_norm or math.inf
+        grad_norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), clip)
         for group in self.optimizer.param_groups:
-            group["lr"] = learning_rate(self.config.optimizer, step)
+            group["lr"] = learning_rate(config, step)
         # Read by torch's fused optimizers, as gradient scalers use it: 1 leaves all as it was.
         counts = grad_norm.isfinite() & (grad_norm <= limit)
         self.optimizer.found_inf = (~counts).float()
         self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        return grad_norm
 
     def average(self, step: int) -> None:
         """Moves the averages towards the weights that step `step` left."""

@@ -223,10 +223,7 @@ class Trainer:
         """
         loss = self._gradients(batches)
         self._settle()
-        clip = self.config.optimizer.clip_norm or float("inf")
-        norm = torch.nn.utils.clip_grad_norm_(self.learner.model.parameters(), clip)
-        self.learner.update(self.step, norm, limit=self.watchdog.limit())
-        self.learner.optimizer.zero_grad(set_to_none=True)
+        norm = self.learner.update(self.step, limit=self.watchdog.limit())
         self.unsettled = Unsettled(self.step, norm, loss)
         self.step += 1
 

@@ -149,15 +149,16 @@ def test_a_step_whose_norm_is_not_finite_leaves_weights_and_optimizer_alone(tmp_
         for kind, tensors in learner.tensors().items()
         if kind != "averages"
     }
-    for parameter in learner.model.parameters():
-        parameter.grad = torch.full_like(parameter, float("inf"))
-    for norm in (float("inf"), float("nan")):
-        learner.update(3, torch.tensor(norm))
+    for value in (float("inf"), float("nan"), 1.0):
+        for parameter in learner.model.parameters():
+            parameter.grad = torch.full_like(parameter, value)
+        norm = learner.update(3, limit=1e-3)  # the last is finite, but above the limit
+        assert not norm <= 1e-3
         for kind, tensors in before.items():
             assert_equal(tensors, learner.tensors()[kind])
     for parameter in learner.model.parameters():
         parameter.grad = torch.ones_like(parameter)
-    learner.update(3, torch.tensor(1.0))
+    learner.update(3)
     assert learner.tensors()["optimizer"]["step.final.weight"] == 4
     assert (learner.tensors()["model"]["final.weight"] != before["model"]["final.weight"]).all()
 
