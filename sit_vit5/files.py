@@ -43,6 +43,17 @@ def write_json(path: Path, value: dict) -> None:
     write_text(path, text + "\n")
 
 
+def read_json(path: Path) -> dict:
+    """The JSON object in a file of ours."""
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise UserError(f"{path} cannot be read: {error}") from None
+    if not isinstance(value, dict):
+        raise UserError(f"{path} holds no JSON object")
+    return value
+
+
 def file_hash(path: Path) -> str:
     """SHA-256 of a file, read in pieces."""
     digest = hashlib.sha256()

@@ -16,12 +16,11 @@ from sit_vit5.data.latent_cache import (
     LABELS_FILE,
     SCHEMA,
     Shard,
-    read_json,
     shard_name,
     versions,
 )
 from sit_vit5.errors import UserError
-from sit_vit5.files import file_hash, sync, write_json
+from sit_vit5.files import file_hash, read_json, sync, write_json
 
 # Above this share of bad images the data set is broken, not flawed.
 MAX_BAD = 0.01

@@ -140,8 +140,8 @@ def encode(job: Job, processes: Processes) -> None:
 def prepare(job: Job) -> None:
     """Refuses other settings and a full disk; says what will be written."""
     from sit_vit5.data.cache_writer import bytes_to_write
-    from sit_vit5.data.latent_cache import SETTINGS_FILE, read_json
-    from sit_vit5.files import check_same, check_space, write_json
+    from sit_vit5.data.latent_cache import SETTINGS_FILE
+    from sit_vit5.files import check_same, check_space, read_json, write_json
 
     folder, layout, settings = job.folder, job.layout, job.settings()
     if (folder / SETTINGS_FILE).exists():
@@ -193,9 +193,11 @@ def encode_shards(job: Job, shards: list[int], processes: Processes) -> None:
 
 def append(job: Job, writer: ShardWriter, visit: Visit, processes: Processes) -> None:
     """Encodes one batch of images and adds it to its shard."""
+    from sit_vit5.data.images import refusal
+
     bad = visit.bad
     if bad and job.options.data.on_bad_image == "error":
-        raise UserError(f"{min(bad.values())}; remove the file, or use --data.on-bad-image skip")
+        raise refusal(min(bad.values()))
     writer.append(moments(job, visit, processes), bad)
 
 

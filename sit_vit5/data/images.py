@@ -10,6 +10,8 @@ from typing import BinaryIO
 import numpy as np
 from PIL import Image, UnidentifiedImageError
 
+from sit_vit5.errors import UserError
+
 EXTENSIONS = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".tif", ".tiff", ".gif", ".ppm")
 # Pillow's names of what it may try: for others, such as EPS, it would start a foreign program.
 FORMATS = ("PNG", "JPEG", "BMP", "TIFF", "GIF", "PPM", "WEBP")
@@ -27,6 +29,11 @@ class BadImage(Exception):
         # Names need not be UTF-8, reasons need not be one line.
         path = os.fsencode(self.path).decode("utf-8", "backslashreplace")
         return " ".join(f"{path}: cannot be decoded ({self.reason})".split("\n"))
+
+
+def refusal(reason: object) -> UserError:
+    """What stops a command that skips no bad image. reason: the BadImage, or its text."""
+    return UserError(f"{reason}; remove the file, or use --data.on-bad-image skip")
 
 
 def read_rgb(file: Path | BinaryIO, name: str | None = None) -> Image.Image:

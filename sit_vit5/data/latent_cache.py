@@ -9,7 +9,6 @@ FOLDER/index.json         everything a reader needs; written last: without it th
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -19,7 +18,7 @@ import numpy as np
 
 from sit_vit5 import __version__
 from sit_vit5.errors import UserError
-from sit_vit5.files import file_hash
+from sit_vit5.files import file_hash, read_json
 
 SCHEMA = 1
 SETTINGS_FILE, INDEX_FILE, LABELS_FILE = "encoding.json", "index.json", "labels.npy"
@@ -227,17 +226,6 @@ _ENTRIES: dict[str, Callable[[object], bool]] = {
     "labels_sha256": lambda value: isinstance(value, str),
     "shards": _is_list_of(_is_shard),
 }
-
-
-def read_json(path: Path) -> dict:
-    """A JSON object written by the encoding."""
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise UserError(f"{path} cannot be read: {error}") from None
-    if not isinstance(value, dict):
-        raise UserError(f"{path} holds no JSON object")
-    return value
 
 
 def versions() -> dict:

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from sit_vit5 import rng
 from sit_vit5.data import Source
-from sit_vit5.data.images import BadImage
+from sit_vit5.data.images import BadImage, refusal
 from sit_vit5.data.workers import read_ahead
 from sit_vit5.distributed import BatchPlan
 from sit_vit5.errors import UserError
@@ -144,9 +144,7 @@ class StepLoader:
                 return self.source.load((index + offset) % len(self.source), mirror=mirror)
             except BadImage as error:
                 if not self.skip_bad:
-                    raise UserError(
-                        f"{error}; remove the file, or use --data.on-bad-image skip"
-                    ) from None
+                    raise refusal(error) from None
                 bad.append(str(error))
         raise UserError("no image of the data set can be decoded")
 

@@ -26,7 +26,9 @@ BAD_IMAGES = "bad_images.txt"
 EVENT_LINE = re.compile(
     r"(model|data|batch|precision|warning|note|changed on resume|interrupted|done)\b:? ?(.+)"
 )
-PAGE_SECONDS = 60
+# Seconds between pages at least, and the share of the time that writing them, which reads all rows,
+# takes at most.
+PAGE_SECONDS, PAGE_SHARE = 60, 0.01
 
 
 class RunLog:
@@ -42,7 +44,7 @@ class RunLog:
         )
         self._timed_steps, self._timed_seconds, self._waited = 0, 0.0, 0.0
         self._rows_of_session = 0
-        self._page_at, self._page_failed = -math.inf, False
+        self._next_page, self._page_failed = -math.inf, False
         self.event("resumed" if first_step else "started", f"to run to step {self.steps}")
         self.trackers = Trackers(run, config, first_step=first_step, say=self.say)
 
@@ -135,7 +137,7 @@ class RunLog:
             f"step {step}/{self.steps}  epoch {epoch:.2f}  loss {shown_loss}  "
             f"grad norm {grad_norm:.3f}  lr {lr:.1e}  {rate:,.0f} images/s{skipped}  ETA {eta}"
         )
-        if time.monotonic() - self._page_at > PAGE_SECONDS:
+        if time.monotonic() > self._next_page:
             self._write_page()
 
     def show(self, grid: Path) -> None:
@@ -174,7 +176,7 @@ class RunLog:
         self.bar.close()
 
     def _write_page(self) -> None:
-        self._page_at = time.monotonic()
+        started = time.monotonic()
         try:
             events = _read(self.run / EVENTS_FILE, {"step", "unix_time", "kind", "text"})
             write_page(self.run, self.config, self._rows(), events)
@@ -182,6 +184,8 @@ class RunLog:
             if not self._page_failed:
                 self.say(f"warning: {self.run / PAGE_FILE} not written: {error}")
             self._page_failed = True
+        now = time.monotonic()
+        self._next_page = now + max(PAGE_SECONDS, (now - started) / PAGE_SHARE)
 
     def _append(self, path: Path, row: dict) -> None:
         try:

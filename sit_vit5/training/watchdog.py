@@ -16,6 +16,7 @@ from sit_vit5.run_folder import last_good_checkpoint
 
 HISTORY = 128  # norms of good steps that the median is taken of
 ENOUGH = 32  # of them, before a spike can be told
+SKIPPING = ("skip", "rewind")  # the ways to meet a spike that leave the weights alone
 
 
 @dataclass
@@ -40,18 +41,18 @@ class Watchdog:
 
     def limit(self) -> float:
         """The gradient norm above which a step leaves the weights alone."""
-        return self._threshold() if self.config.on_spike in ("skip", "rewind") else math.inf
+        return self._threshold() if self.config.on_spike in SKIPPING else math.inf
 
     def accepts(self, step: int, grad_norm: float) -> bool:
         """Whether step `step` (from 0) counted: its norm was finite and below `limit`."""
-        threshold, limit = self._threshold(), self.limit()
-        counts = math.isfinite(grad_norm) and grad_norm <= limit
+        finite, spike = math.isfinite(grad_norm), grad_norm > self._threshold()
+        counts = finite and not (spike and self.config.on_spike in SKIPPING)
         self.skipped += not counts
         self.in_a_row = 0 if counts else self.in_a_row + 1
         self.zeros = self.zeros + 1 if grad_norm == 0 else 0
-        if not math.isfinite(grad_norm):
+        if not finite:
             self._act(self.config.on_nonfinite, f"the gradient of step {step + 1} is not finite")
-        elif grad_norm > threshold:
+        elif spike:
             self.spikes.append(f"{grad_norm:.3g} at step {step + 1}")
             self._act(
                 self.config.on_spike,
@@ -64,36 +65,44 @@ class Watchdog:
 
     def check(self, step: int, run: Path) -> None:
         """Stops a run that learns nothing, or was told to stop."""
-        last = f"last good checkpoint: {last_good_checkpoint(run)}"
-        if self.in_a_row >= self.max_in_a_row:
-            raise UserError(
-                f"loss or gradient was not finite or too large {self.in_a_row} steps in a row, up "
-                f"to step {step}; the weights were left alone; {last}; lower optimizer.lr, lower "
-                "optimizer.clip-norm or use --precision fp32"
-            )
-        if self.zeros >= self.max_in_a_row:
-            raise UserError(
-                f"the gradient was exactly zero {self.zeros} steps in a row, up to step {step}: "
-                f"nothing is learned; {last}; resume an older checkpoint with a lower optimizer.lr"
-            )
-        if self.action == "stop":
-            raise UserError(f"{self.why}; {last}; resume it with a lower optimizer.lr")
-        if self.action == "rewind" and self.rewinds >= self.config.max_rewinds:
-            raise UserError(
-                f"{self.why}, after {self.rewinds} rewinds; {last}; resume it with a lower "
-                "optimizer.lr"
-            )
+        fault = self._fault(step)
+        if fault is not None:  # only then is the disk asked: this is called at every step
+            what, advice = fault
+            last = last_good_checkpoint(run)
+            raise UserError(f"{what}; last good checkpoint: {last}; {advice}")
 
     def report(self) -> list[str]:
         """What to say of the steps since the last report."""
         spikes, self.spikes = self.spikes, []
         if not spikes:
             return []
-        what = "was only noted" if self.config.on_spike == "log" else "did not change the weights"
+        skipped = self.config.on_spike in SKIPPING
+        what = "did not change the weights" if skipped else "was only noted"
         return [
             f"warning: {len(spikes)} gradient norms were over {self.config.spike:g} times their "
             f"median, the last {spikes[-1]}; it {what} (--watchdog.on-spike)"
         ]
+
+    def _fault(self, step: int) -> tuple[str, str] | None:
+        """Why the run must stop, and what to do."""
+        lower = "resume it with a lower optimizer.lr"
+        if self.in_a_row >= self.max_in_a_row:
+            return (
+                f"loss or gradient was not finite or too large {self.in_a_row} steps in a row, up "
+                f"to step {step}; the weights were left alone",
+                "lower optimizer.lr, lower optimizer.clip-norm or use --precision fp32",
+            )
+        if self.zeros >= self.max_in_a_row:
+            return (
+                f"the gradient was exactly zero {self.zeros} steps in a row, up to step {step}: "
+                "nothing is learned",
+                "resume an older checkpoint with a lower optimizer.lr",
+            )
+        if self.action == "stop":
+            return self.why, lower
+        if self.action == "rewind" and self.rewinds >= self.config.max_rewinds:
+            return f"{self.why}, after {self.rewinds} rewinds", lower
+        return None
 
     def _act(self, action: str, why: str) -> None:
         if action in ("rewind", "stop"):

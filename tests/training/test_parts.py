@@ -111,6 +111,20 @@ def test_log_rows_are_valid_json_and_a_resumed_log_has_no_step_twice(tmp_path, c
     assert "ETA 0:00:03" in capsys.readouterr().out
 
 
+def test_a_page_that_takes_long_is_written_seldom(tmp_path, monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr("sit_vit5.training.run_log.time.monotonic", lambda: now[0])
+    for seconds, pause in ((0.1, 60), (5, 500)):  # at most a hundredth of the time
+        monkeypatch.setattr(
+            "sit_vit5.training.run_log.write_page",
+            lambda *arguments, taken=seconds: now.__setitem__(0, now[0] + taken),
+        )
+        run_log = RunLog(tmp_path, TrainConfig(steps=10, trackers=()), first_step=0)
+        run_log._write_page()
+        assert run_log._next_page - now[0] == pytest.approx(pause)
+        run_log.bar.close()
+
+
 def test_bad_images_are_listed_once(tmp_path):
     assert "2 bad images" in report_bad_images(tmp_path, ["b", "a", "a"])[0]
     assert report_bad_images(tmp_path, ["a"]) == []

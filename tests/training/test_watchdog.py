@@ -82,6 +82,25 @@ def test_a_gradient_of_exactly_zero_stops_after_the_limit(tmp_path):
         dog.check(4, tmp_path)
 
 
+def test_a_good_step_asks_nothing_of_the_disk(tmp_path, monkeypatch):
+    def asked(run):
+        raise AssertionError("at every step")
+
+    monkeypatch.setattr("sit_vit5.training.watchdog.last_good_checkpoint", asked)
+    dog = watchdog()
+    for step in range(3):
+        assert dog.accepts(step, 1.0)
+        dog.check(step + 1, tmp_path)
+
+
+def test_a_spike_that_stops_the_run_did_change_the_weights(tmp_path):
+    dog = watchdog(spike=10, on_spike="stop")
+    dog.norms = [1.0] * ENOUGH
+    assert dog.accepts(7, 50.0) and "only noted" in dog.report()[0]
+    with pytest.raises(UserError, match="norm 50 of step 8 is over 10 times .*last good"):
+        dog.check(8, tmp_path)
+
+
 def test_a_run_whose_gradient_vanishes_stops(tmp_path, monkeypatch):
     spikes(monkeypatch, set(range(3, 50)), factor=0.0)
     with pytest.raises(UserError, match="exactly zero 4 steps in a row, up to step"):

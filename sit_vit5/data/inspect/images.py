@@ -64,7 +64,6 @@ def describe_sizes(sizes: np.ndarray, bad: list[str], image_size: int) -> list[s
 
 def decodable(source: ImageSource, indices: list[int]) -> np.ndarray:
     """The cropped images, uint8 (n, H, W, C); one that cannot be decoded is grey."""
-
     channels, height, width = source.item_shape
     images = np.full((len(indices), height, width, channels), 128, np.uint8)
     for place, index in enumerate(indices):
