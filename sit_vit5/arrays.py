@@ -6,9 +6,10 @@ Nothing here unpickles: an array of Python objects is described and never loaded
 from __future__ import annotations
 
 import math
+import os
 import struct
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +18,7 @@ from typing import BinaryIO
 import numpy as np
 
 from sit_vit5.errors import UserError
+from sit_vit5.files import sync
 
 
 @dataclass(frozen=True)
@@ -115,6 +117,28 @@ def find_npy(path: Path) -> StoredArray:
         found = StoredArray(path, "", shape, dtype, fortran, file.tell())
         _check_length(found, path.stat().st_size - file.tell())
     return found
+
+
+def write_npz(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
+    """Replaces `path` by an npz in one step. The same arrays give the same bytes.
+
+    Maps are copied in pieces; nothing is compressed, so that a reader can seek.
+    """
+    partial = path.with_name(path.name + ".partial")
+    try:
+        with zipfile.ZipFile(partial, "w", zipfile.ZIP_STORED) as archive:
+            for key, array in arrays.items():
+                member = zipfile.ZipInfo(f"{key}.npy")  # dated 1980
+                with archive.open(member, "w", force_zip64=True) as entry:
+                    np.lib.format.write_array(entry, array, allow_pickle=False)
+        sync(partial)
+        os.replace(partial, path)
+        sync(path.parent)
+    except OSError as error:
+        partial.unlink(missing_ok=True)
+        raise UserError(
+            f"cannot write {path}: {error}; free disk space or choose another"
+        ) from None
 
 
 def _key(member: str) -> str:
