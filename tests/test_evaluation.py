@@ -169,12 +169,12 @@ def test_reference_statistics_are_used_for_inception_and_their_images_tell_the_s
     class TwoFeatures:
         identity = {"features": "inception"}  # noqa: RUF012 (constant)
 
-        def __call__(self, images: np.ndarray) -> np.ndarray:
+        def __call__(self, images: np.ndarray, outputs=("pool",)) -> dict[str, np.ndarray]:
             flat = images.reshape(len(images), -1).astype(float)
-            return np.stack([flat.mean(1), flat.std(1)], axis=1)
+            return {"pool": np.stack([flat.mean(1), flat.std(1)], axis=1)}
 
     samples = open_image_set(str(digits_npz(tmp_path / "s")))
-    found = TwoFeatures()(Digits("train").images)
+    found = TwoFeatures()(Digits("train").images)["pool"]
     statistics = {"mu": found.mean(0), "sigma": np.cov(found, rowvar=False)}
     cases = {
         "plain": (statistics, ["does not tell the size"], None),

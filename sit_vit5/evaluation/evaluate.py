@@ -26,7 +26,8 @@ from sit_vit5.evaluation.inputs import (
     read_manifest,
 )
 from sit_vit5.metrics.agreement import class_agreement
-from sit_vit5.metrics.extractors import Extractor, build_extractor, extract_statistics
+from sit_vit5.metrics.extractors import POOL, Extractor, build_extractor
+from sit_vit5.metrics.features import extract_statistics
 from sit_vit5.metrics.frechet import frechet_distance, self_test
 from sit_vit5.metrics.image_sets import (
     IMAGES_KEY,
@@ -194,7 +195,7 @@ def _statistics(
 ) -> Statistics:
     return extract_statistics(
         extractor, images.batches(options.batch_size), title=title, total=images.count
-    )
+    )[POOL]
 
 
 def _stored_statistics(path: Path) -> Gaussian:
