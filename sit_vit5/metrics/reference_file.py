@@ -65,25 +65,38 @@ class ReferenceFile:
         """How many images the statistics are of; None: the file does not tell."""
         return self.facts.get("count")
 
-    def check(self, shape: tuple[int, int, int], extractor: dict) -> None:
-        """Refuses samples (H, W, C) of another size (row E19), or another extractor's features.
-
-        extractor: the identity of the one in use.
-        """
+    def check_size(self, shape: tuple[int, int, int]) -> None:
+        """Refuses samples (H, W, C) of another size (row E19)."""
         if self.image_shape not in (None, shape):
             raise UserError(
                 f"{self.path} is a reference of images of {self.image_shape}, the samples "
                 f"{shape} (height, width, channels); give a reference of the samples' size"
             )
-        if self.pool is None or (extractor["features"] == "inception" and not self.facts):
-            return  # files of others are Inception's
-        found = self.facts.get("extractor", {"features": "inception"})
-        changed = [key for key in found | extractor if found.get(key) != extractor.get(key)]
-        if changed:
-            values = ", ".join(f"{k} {found.get(k)}, here {extractor.get(k)}" for k in changed)
+
+    def has_statistics_of(self, extractor: dict) -> bool:
+        """Whether the stored statistics are of this extractor's features; extractor: identity.
+
+        A file without facts is taken to be Inception's, whose weights are not known.
+        """
+        if self.pool is None:
+            return False
+        if not self.facts:
+            return extractor["features"] == "inception"
+        return self.facts["extractor"] == extractor
+
+    def check_extractor(self, extractor: dict) -> None:
+        """Refuses to use the stored statistics with another extractor's; says what differs."""
+        if not self.has_statistics_of(extractor):
+            stored = self.facts.get("extractor", {"features": "inception"})
+            keys = sorted(stored.keys() | extractor.keys())
+            differ = [
+                f"{key} {stored.get(key)}, here {extractor.get(key)}"
+                for key in keys
+                if stored.get(key) != extractor.get(key)
+            ]
             raise UserError(
-                f"the statistics in {self.path} are of another extractor ({values}); use the same "
-                "one, or make a reference with evaluate/reference.py"
+                f"the statistics in {self.path} are of another extractor ({'; '.join(differ)}); "
+                "use the same one, or make a reference with evaluate/reference.py make"
             )
 
 
