@@ -38,10 +38,9 @@ from sit_vit5.evaluation.sweep_report import (
 from sit_vit5.files import check_same, lock, write_json, write_text
 from sit_vit5.metrics.image_sets import array_set
 from sit_vit5.progress import progress_bar
-from sit_vit5.run_folder import SAMPLES, run_of, step_name
+from sit_vit5.run_folder import ARCHIVE, MANIFEST, SAMPLES, run_of, step_name
 from sit_vit5.sampling.generate import complete_set, image_shape
 from sit_vit5.sampling.load import Loaded, load
-from sit_vit5.sampling.sample_set import ARCHIVE, MANIFEST
 
 CELLS = "cells"
 # Options that may differ between two calls in one folder: axes, places, and what only costs time.

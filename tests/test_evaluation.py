@@ -95,7 +95,7 @@ def test_lossy_samples_are_noted(tmp_path):
         Image.new("RGB", (8, 8), (number, 0, 0)).save(tmp_path / f"{number}.jpg")
     np.savez(tmp_path / "ref.npz", np.zeros((4, 8, 8, 3), np.uint8))
     notes = evaluate(options(tmp_path, tmp_path / "ref.npz"))["notes"]
-    assert any("3 lossy files such as 0.jpg" in note for note in notes)
+    assert any("3 lossy files (JPEG)" in note for note in notes)
     assert any("4 reference images for 192 features" in note for note in notes)
 
 
