@@ -8,9 +8,9 @@ import numpy as np
 from scipy import linalg
 
 from sit_vit5.errors import UserError
-from sit_vit5.metrics.arrays import Features, check_widths
 from sit_vit5.metrics.extractors import POOL, SPATIAL
 from sit_vit5.metrics.metric import Described, Metric
+from sit_vit5.metrics.rows import Features, check_widths
 from sit_vit5.metrics.statistics import Gaussian, Statistics
 
 # Largest rounding, as a part of the traces, with which eigenvalues of the product are good enough.

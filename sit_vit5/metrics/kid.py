@@ -9,10 +9,10 @@ import numpy as np
 import torch
 
 from sit_vit5.errors import UserError
-from sit_vit5.metrics.arrays import Features, check_widths, rows_of
 from sit_vit5.metrics.device import default_device
 from sit_vit5.metrics.extractors import POOL
 from sit_vit5.metrics.metric import Described, Metric
+from sit_vit5.metrics.rows import Features, check_widths, rows_of
 
 # torch-fidelity's defaults, its draws of subsets too: its value is ours.
 SUBSETS, SUBSET_SIZE, SEED = 100, 1000, 2020

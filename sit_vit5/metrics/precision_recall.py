@@ -9,10 +9,10 @@ import numpy as np
 import torch
 
 from sit_vit5.errors import UserError
-from sit_vit5.metrics.arrays import Features, check_widths, rows_of
 from sit_vit5.metrics.device import default_device
 from sit_vit5.metrics.extractors import POOL
 from sit_vit5.metrics.metric import Described, Metric
+from sit_vit5.metrics.rows import Features, check_widths, rows_of
 from sit_vit5.progress import progress_bar
 
 NEIGHBOURS = 3
@@ -125,6 +125,4 @@ def _of(samples: Described, reference: Described) -> dict[str, float | None]:
     return {"precision": found.precision, "recall": found.recall}
 
 
-PRECISION_RECALL = Metric(
-    POOL, "rows", "rows", {"precision": "precision", "recall": "recall"}, _of
-)
+PRECISION_RECALL = Metric(POOL, "rows", "rows", {"precision": "precision", "recall": "recall"}, _of)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from sit_vit5.metrics.arrays import Features, batches_of
+from sit_vit5.metrics.rows import Features, batches_of
 
 # Rows whose scatter is one matrix product. The cuts lie at its multiples, however rows arrive, so
 # the statistics of the same rows are the same to the bit; and 1.28 million rows need 64 MB.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import Union
 
 import numpy as np
 import torch
@@ -11,8 +10,8 @@ import torch
 from sit_vit5.errors import UserError
 
 # Features (N, D) of N images: one array, or an iterable of batches of them.
-Array = Union[np.ndarray, torch.Tensor]
-Features = Union[Array, Iterable[Array]]
+Array = np.ndarray | torch.Tensor
+Features = Array | Iterable[Array]
 
 
 def to_numpy(array: Array) -> np.ndarray:
