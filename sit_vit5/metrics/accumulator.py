@@ -116,7 +116,7 @@ class Accumulator:
                 for output in self._rows
             },
             {
-                output: _merged([state.statistics[output] for state in states])
+                output: merge_statistics([state.statistics[output] for state in states])
                 for output in self._moments
             },
         )
@@ -147,7 +147,8 @@ def describe(rows: Mapping[str, np.ndarray], outputs: Sequence[str]) -> Describe
     return Described(rows, statistics)
 
 
-def _merged(parts: Sequence[Statistics]) -> Statistics:
+def merge_statistics(parts: Sequence[Statistics]) -> Statistics:
+    """Statistics of all parts together, of which there is one at least."""
     whole = parts[0]
     for part in parts[1:]:
         whole = whole.merge(part)

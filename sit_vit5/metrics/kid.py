@@ -16,6 +16,7 @@ from sit_vit5.metrics.rows import Features, check_widths, rows_of
 
 # torch-fidelity's defaults, its draws of subsets too: its value is ours.
 SUBSETS, SUBSET_SIZE, SEED = 100, 1000, 2020
+FEWEST = 2  # an unbiased mean over pairs
 # Rows of a kernel matrix at a time: 80 MB against 10,000 columns.
 BLOCK = 1024
 
@@ -46,8 +47,8 @@ def kernel_distance(
     samples, reference = rows_of(samples, "samples"), rows_of(reference, "reference")
     check_widths(samples.shape[1], reference.shape[1])
     fewest = min(len(samples), len(reference))
-    if fewest < 2:
-        raise UserError(f"a kernel distance needs 2 images of each set, found {fewest}")
+    if fewest < FEWEST:
+        raise UserError(f"a kernel distance needs {FEWEST} images of each set, found {fewest}")
     size = min(subset_size, fewest)
     rng = np.random.RandomState(seed)
     draws = [
@@ -133,4 +134,4 @@ def _of(samples: Described, reference: Described) -> dict[str, float | None]:
     }
 
 
-KID = Metric(POOL, "rows", "rows", {"kernel_distance": "KID"}, _of)
+KID = Metric(POOL, "rows", "rows", {"kernel_distance": "KID"}, _of, fewest=FEWEST)

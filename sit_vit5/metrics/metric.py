@@ -33,7 +33,7 @@ class Metric:
     """output: of the extractor; samples, reference: what is needed of each, None for nothing.
 
     names: result key -> name in tables. function: (samples, reference) -> the named numbers; those
-    that do not exist, such as a spread over one subset, are None.
+    that do not exist, such as a spread over one subset, are None. fewest: images of each set.
     """
 
     output: str
@@ -41,3 +41,4 @@ class Metric:
     reference: Need | None
     names: Mapping[str, str]
     function: Callable[[Described, Described], dict[str, float | None]]
+    fewest: int = 1

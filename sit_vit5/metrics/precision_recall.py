@@ -125,4 +125,11 @@ def _of(samples: Described, reference: Described) -> dict[str, float | None]:
     return {"precision": found.precision, "recall": found.recall}
 
 
-PRECISION_RECALL = Metric(POOL, "rows", "rows", {"precision": "precision", "recall": "recall"}, _of)
+PRECISION_RECALL = Metric(
+    POOL,
+    "rows",
+    "rows",
+    {"precision": "precision", "recall": "recall"},
+    _of,
+    fewest=NEIGHBOURS + 1,
+)
