@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import logging
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -104,23 +104,27 @@ def find_timm_weights(model: str, path: str | None) -> Path:
 
 
 def _load(model: str, path: Path, side: int | None) -> torch.nn.Module:
+    """The model without its head. Refuses a file that lacks a weight or holds foreign ones."""
     import timm
 
     what = f"a weights file of timm's {model}"
     if path.suffix != ".safetensors":
         check_tensors_only(path, what)
-    # It warns of position tables that it resizes and of heads that it drops, as asked.
-    logging.getLogger("timm").setLevel(logging.ERROR)
+    network = timm.create_model(model, num_classes=0, **({"img_size": side} if side else {}))
+    # By timm's convention the module of a model knows the older names and sizes of its weights.
+    rename = getattr(sys.modules[type(network).__module__], "checkpoint_filter_fn", None)
     try:
-        return timm.create_model(
-            model,
-            pretrained=True,
-            pretrained_cfg_overlay={"file": str(path)},
-            num_classes=0,
-            **({"img_size": side} if side else {}),
-        )
+        keys = timm.models.load_checkpoint(network, str(path), strict=False, filter_fn=rename)
     except Exception as error:  # load_state_dict, safetensors: many types
         raise UserError(f"{path} is not {what}: {first_line(error)}") from None
+    heads = np.atleast_1d(network.pretrained_cfg["classifier"] or "head")
+    foreign = [key for key in keys.unexpected_keys if not key.startswith(tuple(heads))]
+    if keys.missing_keys or foreign:
+        raise UserError(
+            f"{path} is not {what}: {len(keys.missing_keys)} weights are missing, {len(foreign)} "
+            f"unknown, such as {(keys.missing_keys + foreign)[0]}"
+        )
+    return network
 
 
 def _without_name(identity: dict) -> dict:
