@@ -23,7 +23,8 @@ from sit_vit5.cli import to_dict
 from sit_vit5.config import GenerateConfig, GuidanceConfig, MetricsConfig, SweepConfig, interval_of
 from sit_vit5.distributed import Processes
 from sit_vit5.errors import UserError
-from sit_vit5.evaluation.evaluate import Reference, check_agreement, evaluate, open_reference
+from sit_vit5.evaluation.agreement import check_agreement
+from sit_vit5.evaluation.evaluate import Reference, evaluate, open_reference
 from sit_vit5.evaluation.report import json_path
 from sit_vit5.evaluation.sweep_report import (
     Cell,
@@ -166,10 +167,12 @@ def _metrics_options(options: SweepConfig, place: Path) -> MetricsConfig:
     return MetricsConfig(
         str(place / ARCHIVE),
         options.reference,
+        metrics=("fid",),
         features=options.features,
         agreement=options.agreement,
         inception_weights=options.inception_weights,
         batch_size=options.batch_size,
+        keep_features=False,
     )
 
 

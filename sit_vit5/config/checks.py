@@ -50,6 +50,8 @@ _AT_LEAST = {
     "num_images_kept": 1,
     "workers": 0,
     "probes": 1,
+    "bootstrap": 0,
+    "cache_gigabytes": 0,
     "scales": 0,
     "guidance.scale": 0,
     "guidance.channels": 1,

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from sit_vit5.metrics.rows import Features, batches_of
+
 # Rows whose scatter is one matrix product. The cuts lie at its multiples, however rows arrive, so
 # the statistics of the same rows are the same to the bit; and 1.28 million rows need 64 MB.
 BLOCK = 4096
@@ -29,10 +31,11 @@ class Statistics:
     scatter: np.ndarray
 
     @staticmethod
-    def of(features: np.ndarray) -> Statistics:
-        """Statistics of the rows of features (N, D), in fp64."""
+    def of(features: Features) -> Statistics:
+        """Statistics of features (N, D), given whole or in batches of any size, in fp64."""
         moments = Moments()
-        moments.add(np.asarray(features))
+        for rows in batches_of(features, "features"):
+            moments.add(rows)
         return moments.statistics()
 
     def merge(self, other: Statistics) -> Statistics:

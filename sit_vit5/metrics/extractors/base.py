@@ -30,11 +30,6 @@ class Extractor(Protocol):
     ) -> dict[str, np.ndarray]: ...
 
 
-def default_device() -> torch.device:
-    """The process's CUDA device if there is one, else the CPU: both compute true fp32."""
-    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-
-
 def image_tensor(images: np.ndarray, device: torch.device) -> torch.Tensor:
     """uint8 (B, H, W, 1 or 3) as uint8 (B, 3, H, W) on a device; grey is repeated."""
     rgb = np.broadcast_to(images, (*images.shape[:3], 3))

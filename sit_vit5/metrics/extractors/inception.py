@@ -10,13 +10,13 @@ import torch
 
 from sit_vit5.errors import UserError
 from sit_vit5.files import file_hash
+from sit_vit5.metrics.device import default_device
 from sit_vit5.metrics.extractors.base import (
     LOGITS,
     POOL,
     SPATIAL,
     check_outputs,
     check_tensors_only,
-    default_device,
     first_line,
     image_tensor,
 )

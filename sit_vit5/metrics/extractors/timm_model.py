@@ -12,11 +12,11 @@ from torch.nn import functional
 
 from sit_vit5.errors import UserError, nearest
 from sit_vit5.files import file_hash
+from sit_vit5.metrics.device import default_device
 from sit_vit5.metrics.extractors.base import (
     POOL,
     check_outputs,
     check_tensors_only,
-    default_device,
     first_line,
     image_tensor,
 )
