@@ -1,15 +1,13 @@
 """Likely mistakes in a comparison, found in its files: those that cost users most time (rows E).
 
-`Observer` looks at the images while they are read for their features; `find_mistakes` judges what
-it saw together with the manifest and the reference. A new check is one function and one line in
-`CHECKS`.
+`find_mistakes` judges what the pass over the images saw (`observing.py`), the manifest and the
+reference. A new check is one function and one line in `CHECKS`.
 """
 
 from __future__ import annotations
 
-import hashlib
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -18,6 +16,7 @@ import numpy as np
 
 from sit_vit5.arrays import members
 from sit_vit5.evaluation.inputs import Manifest, archive_of, manifest_path
+from sit_vit5.evaluation.observing import Observations
 from sit_vit5.metrics.image_sets import ImageSet
 from sit_vit5.metrics.reference_file import IMAGES, POOL_KEYS, ReferenceFile
 
@@ -39,59 +38,18 @@ class Finding:
 
 
 @dataclass(frozen=True)
-class Observations:
-    """Of each image in order. digests: equal for equal pixels, uint64 (N,); plain: bool (N,),
-    whether all pixels have one colour."""
-
-    digests: np.ndarray
-    plain: np.ndarray
-
-    @staticmethod
-    def join(parts: Sequence[Observations]) -> Observations:
-        """Those of several processes, in the order of their images."""
-        return Observations(
-            np.concatenate([part.digests for part in parts]),
-            np.concatenate([part.plain for part in parts]),
-        )
-
-
-class Observer:
-    """Sees images as they are read; keeps nine bytes of each."""
-
-    def __init__(self) -> None:
-        self._digests: list[bytes] = []
-        self._plain: list[np.ndarray] = []
-
-    def update(self, images: np.ndarray) -> None:
-        """The next images, uint8 (B, H, W, C)."""
-        rows = np.ascontiguousarray(images)
-        self._digests += [hashlib.blake2b(row, digest_size=8).digest() for row in rows]
-        self._plain.append((rows == rows[:, :1, :1]).all(axis=(1, 2, 3)))
-
-    def watch(self, batches: Iterator[np.ndarray]) -> Iterator[np.ndarray]:
-        """The batches, seen on their way."""
-        for images in batches:
-            self.update(images)
-            yield images
-
-    def observations(self) -> Observations:
-        """Of the images so far."""
-        digests = np.frombuffer(b"".join(self._digests), np.uint64)
-        return Observations(digests, np.concatenate([np.zeros(0, bool), *self._plain]))
-
-
-@dataclass(frozen=True)
 class Evidence:
     """What a comparison is made of.
 
     samples_path, reference_path: as the user gave them; samples_sha256, reference_sha256: of files.
-    reference: where it is an npz; reference_images: those that metrics use, if any. seen,
-    reference_seen: what an `Observer` saw of the images, if it did.
+    features: the extractor's name. reference: where it is an npz; reference_images: those that
+    metrics use, if any. seen, reference_seen: of the images, if there was a pass over them.
     """
 
     samples: ImageSet
     samples_path: str
     reference_path: str
+    features: str = "inception"
     samples_sha256: str | None = None
     reference_sha256: str | None = None
     manifest: Manifest | None = None
@@ -99,6 +57,11 @@ class Evidence:
     reference_images: ImageSet | None = None
     seen: Observations | None = None
     reference_seen: Observations | None = None
+
+    @property
+    def published(self) -> bool:
+        """Whether values of such features stand in papers, so that the protocol matters."""
+        return self.features != "pixels"
 
     @property
     def sampler(self) -> dict:
@@ -131,15 +94,16 @@ def _has_manifest(text: str) -> bool:
 
 
 def sample_count(evidence: Evidence) -> Iterator[Finding]:
-    """Another number than the protocol's (E5), or than the manifest's."""
+    """Another number than the protocol's (E5), or than the manifest's; or no manifest."""
     count, manifest = evidence.samples.count, evidence.manifest
-    if count != PROTOCOL:
+    if count != PROTOCOL and evidence.published:
         yield Finding(
             "note",
             f"{count:,} samples, not the {PROTOCOL:,} of published values: the distance depends on "
             "the number; compare with equal numbers only",
         )
     if manifest is None:
+        yield Finding("note", "no manifest beside the samples: the sampler's settings are unknown")
         return
     said = len(manifest.labels) or manifest.facts.get("settings", {}).get("num_samples", count)
     if said != count:
@@ -157,8 +121,11 @@ def labels(evidence: Evidence) -> Iterator[Finding]:
         return
     classes = len(manifest.class_names)
     counts = np.bincount(manifest.labels, minlength=classes)
-    if (empty := int((counts == 0).sum())) and counts.sum() >= CERTAIN * classes:
+    empty = int((counts == 0).sum())
+    if empty and counts.sum() >= CERTAIN * classes:
         yield Finding("warning", f"{empty} of {classes} classes have no sample")
+    elif not evidence.published:
+        return
     elif counts.max() - counts.min() <= 1:
         yield Finding(
             "note",

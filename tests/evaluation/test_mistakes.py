@@ -12,13 +12,9 @@ import pytest
 from PIL import Image
 
 from sit_vit5.evaluation.inputs import Manifest, open_image_set
-from sit_vit5.evaluation.mistakes import (
-    Evidence,
-    Finding,
-    Observations,
-    Observer,
-    find_mistakes,
-)
+from sit_vit5.evaluation.mistakes import Evidence, Finding, find_mistakes
+from sit_vit5.evaluation.observing import SEEN, Observations, Observing, observe
+from sit_vit5.metrics.extractors import build_extractor
 from sit_vit5.metrics.image_sets import array_set
 from sit_vit5.metrics.reference_file import ADM, STATISTICS, ReferenceFile, read_reference
 from sit_vit5.metrics.statistics import Gaussian
@@ -87,7 +83,9 @@ UNSIZED = {"images": None, "kind": STATISTICS}
 INJECTED = {
     "few": (
         replace(
-            CLEAN, manifest=None, samples=array_set("few", np.zeros((1000, 1, 1, 1), np.uint8))
+            CLEAN,
+            manifest=manifest(settings={}),
+            samples=array_set("few", np.zeros((1000, 1, 1, 1), np.uint8)),
         ),
         ("note", "1,000 samples, not the 50,000"),
     ),
@@ -95,6 +93,7 @@ INJECTED = {
         replace(CLEAN, manifest=manifest(labels=[0] * 49_999)),
         ("warning", "the manifest tells of 49,999 images, the archive holds 50,000"),
     ),
+    "no manifest": (replace(CLEAN, manifest=None), ("note", "no manifest beside the samples")),
     "incomplete": (
         replace(CLEAN, manifest=manifest(complete=False)),
         ("warning", "not complete"),
@@ -203,16 +202,24 @@ def test_jpegs_and_folders_of_the_reference_are_noted(tmp_path):
     assert "images of 2 folders are taken as one set" in found[1].text
 
 
-def test_observer_sees_the_same_in_batches_of_any_size_and_in_parts():
+def test_pixels_have_no_protocol():
+    few = INJECTED["few"][0]
+    assert not [f for f in find_mistakes(replace(few, features="pixels")) if "50,000" in f.text]
+    balanced = INJECTED["balanced labels"][0]
+    assert find_mistakes(replace(balanced, features="pixels")) == []
+
+
+def test_the_same_is_seen_in_batches_of_any_size_and_with_or_without_features():
     images = RNG.integers(0, 256, (10, 4, 4, 3), np.uint8)
     images[3], images[6] = images[1], 77
-    whole = Observer()
-    assert len(list(whole.watch(iter([images[:7], images[7:]])))) == 2
-    parts = []
-    for part in (images[:4], images[4:]):
-        observer = Observer()
-        observer.update(part)
-        parts.append(observer.observations())
-    joined, seen = Observations.join(parts), whole.observations()
-    assert (joined.digests == seen.digests).all() and len(set(seen.digests.tolist())) == 9
-    assert seen.plain.tolist() == joined.plain.tolist() == [n == 6 for n in range(10)]
+    whole = observe(images)
+    assert (np.concatenate([observe(images[:4]), observe(images[4:])]) == whole).all()
+    seen = Observations.of({SEEN: whole})
+    assert len(set(seen.digests.tolist())) == 9 and seen.digests[3] == seen.digests[1]
+    assert seen.plain.tolist() == [n == 6 for n in range(10)]
+    assert Observations.of({}) is None
+    extractor = Observing(build_extractor("pixels"))
+    assert extractor(images, (SEEN,)).keys() == {SEEN}
+    both = extractor(images, (SEEN, "pool"))
+    assert (both[SEEN] == whole).all() and (both["pool"] == images.reshape(10, -1) / 255).all()
+    assert extractor(images).keys() == {"pool"}
