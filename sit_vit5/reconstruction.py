@@ -25,6 +25,7 @@ from sit_vit5.data import Source
 from sit_vit5.data.loader import from_uint8, posterior_noise
 from sit_vit5.distributed import Processes, gather
 from sit_vit5.errors import UserError, nearest_multiples
+from sit_vit5.evaluation.evaluate import device_name, versions
 from sit_vit5.evaluation.real_images import (
     good_indices,
     image_shape,
@@ -32,6 +33,7 @@ from sit_vit5.evaluation.real_images import (
     visit_images,
 )
 from sit_vit5.evaluation.reconstruction_report import mean_of
+from sit_vit5.evaluation.report import metric_name
 from sit_vit5.metrics.extractors import POOL, Extractor, build_extractor
 from sit_vit5.metrics.frechet import frechet_distance, self_test
 from sit_vit5.metrics.reference_file import POOL_KEYS
@@ -233,6 +235,7 @@ def _result(
 ) -> dict:
     a, b = joined.originals, joined.reconstructions
     distance = frechet_distance(a.mean, a.covariance, b.mean, b.covariance)
+    inception = options.features == "inception"
     if a.count <= len(a.mean):
         notes.append(
             f"{a.count} images for {len(a.mean)} features: the distance is biased; compare equal "
@@ -244,7 +247,7 @@ def _result(
         "command": shlex.join(sys.argv),
         "count": a.count,
         "bad_images": joined.bad,
-        "name": f"{'rFID' if options.features == 'inception' else 'Frechet distance'}-{a.count}",
+        "name": ("r" if inception else "") + metric_name(options.features, a.count),
         "frechet_distance": distance,
         **{name: mean_of(values) for name, values in joined.values.items()},
         "data": source.identity,
@@ -257,6 +260,8 @@ def _result(
             if key in ("posterior", "num_images", "seed", "lpips")
         },
         "notes": notes,
+        "device": device_name(),
+        "versions": versions(),
     }
 
 

@@ -15,7 +15,7 @@ from PIL import Image
 from sit_vit5.codecs import build_codec
 from sit_vit5.config import CodecConfig, ReconstructionConfig
 from sit_vit5.data.images import center_crop
-from sit_vit5.distributed import Processes
+from sit_vit5.distributed import Processes, alone
 from sit_vit5.errors import UserError
 from sit_vit5.metrics.frechet import frechet_distance
 from sit_vit5.metrics.similarity import Unavailable, find_backbone, lpips, psnr, ssim
@@ -23,7 +23,7 @@ from sit_vit5.metrics.statistics import Statistics
 from sit_vit5.reconstruction import reconstruct, round_trip
 
 CPU = torch.device("cpu")
-ALONE = Processes(0, 1, CPU, lambda: None)
+ALONE = alone()
 RNG = np.random.default_rng(0)
 
 
@@ -120,7 +120,7 @@ def test_a_codec_is_compared_with_the_cropped_originals(image_folder, tiny_vae):
     error = np.square(originals.astype(float) - found).mean((1, 2, 3))
     assert result["psnr"]["mean"] == pytest.approx(np.mean(10 * np.log10(255**2 / error)), rel=1e-5)
     assert result["codec"]["origin"] == {"id": tiny_vae.name}
-    assert result["name"] == "Frechet distance-24"
+    assert result["name"] == "Frechet distance of pixels-24"
 
 
 def test_draws_of_the_posterior_belong_to_the_image_not_to_the_batch(image_folder, tiny_vae):
@@ -161,7 +161,7 @@ def test_the_command_writes_table_and_picture(image_folder, tiny_vae, tmp_path, 
     )  # fmt: skip
     result = json.loads((tmp_path / "rec" / "reconstruction.json").read_text())
     lines = capsys.readouterr().out.splitlines()
-    assert lines[0].split()[1:3] == ["distance-24", f"{result['frechet_distance']:.4f}"]
+    assert lines[0].split()[3:5] == ["pixels-24", f"{result['frechet_distance']:.4f}"]
     assert lines[-2:] == [
         str(tmp_path / "rec" / f"reconstruction.{kind}") for kind in ("json", "png")
     ]

@@ -12,7 +12,7 @@ from PIL import Image
 from sit_vit5.config import MakeReferenceConfig
 from sit_vit5.data.digits import Digits
 from sit_vit5.data.images import center_crop
-from sit_vit5.distributed import Processes
+from sit_vit5.distributed import alone
 from sit_vit5.errors import UserError
 from sit_vit5.evaluation import make_reference as module
 from sit_vit5.evaluation.inspect_reference import inspect
@@ -21,7 +21,7 @@ from sit_vit5.files import file_hash
 from sit_vit5.metrics.reference_file import read_labels, read_reference, write_reference
 from sit_vit5.metrics.statistics import Statistics
 
-ALONE = Processes(0, 1, None, lambda: None)
+ALONE = alone()
 SCRIPT = "evaluate/reference.py"
 
 
