@@ -8,7 +8,7 @@ from typing import Literal
 from tyro.conf import Positional
 
 from sit_vit5.config.checks import check_values
-from sit_vit5.config.training import CodecConfig, DataConfig
+from sit_vit5.config.training import CodecConfig
 from sit_vit5.errors import UserError
 
 
@@ -20,8 +20,8 @@ class RealImagesConfig:
     """Side of the images in pixels (ADM centre crop)."""
     source: str | None = None
     """As --data.source of train_sit.py; None: what lies at the path."""
-    split: str = "train"
-    """As --data.split of train_sit.py."""
+    split: str | None = None
+    """As --data.split of train_sit.py; None: train."""
     image_column: str | None = None
     """As --data.image-column of train_sit.py."""
     label_column: str | None = None
@@ -38,23 +38,6 @@ class RealImagesConfig:
     """File of the extractor's weights, instead of its library's cache."""
     batch_size: int = 64
     """Images per feature batch; the result depends on it only by rounding."""
-
-    def loader(self, path: str) -> DataConfig:
-        """The options of the loader for a path, or for a built-in set such as digits:held-out."""
-        source, _, part = path.partition(":")
-        built_in = source == "digits"
-        return DataConfig(
-            source="digits" if built_in else self.source,
-            path=None if built_in else path,
-            split=part or ("held-out" if built_in else self.split),
-            image_column=self.image_column,
-            label_column=self.label_column,
-            image_size=self.image_size,
-            unconditional=self.unconditional,
-            horizontal_flip=False,
-            on_bad_image=self.on_bad_image,
-            workers=self.workers,
-        )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -35,7 +35,7 @@ from sit_vit5.evaluation.inputs import (
     open_image_set,
     read_manifest,
 )
-from sit_vit5.evaluation.mistakes import Evidence, find_mistakes
+from sit_vit5.evaluation.mistakes import Evidence, Finding, find_mistakes
 from sit_vit5.evaluation.observing import Observations, Observing
 from sit_vit5.evaluation.selftest import self_test_of
 from sit_vit5.metrics.device import default_device
@@ -137,7 +137,7 @@ def evaluate(
         result["selftest"] = self_test_of(reference.described, metrics, reference.extractor)
     if options.agreement:
         result["agreement"] = digits_agreement(samples, manifest)
-    mistakes = find_mistakes(_evidence(options, reference, samples, manifest, found))
+    mistakes = _mistakes(options, reference, samples, found, manifest, sha256=samples_hash)
     notes = reference.notes + few + few_notes(found, samples.count, "samples")
     return result | {
         "warnings": [finding.text for finding in mistakes if finding.level == "warning"],
@@ -235,6 +235,7 @@ def _facts(
         "command": shlex.join(sys.argv),
         "samples": options.samples,
         "samples_sha256": samples_hash,
+        "samples_formats": samples.formats,
         "count": samples.count,
         "reference": options.reference,
         "reference_sha256": reference.sha256,
@@ -243,19 +244,22 @@ def _facts(
     }
 
 
-def _evidence(
+def _mistakes(
     options: MetricsConfig,
     reference: Reference,
     samples: ImageSet,
-    manifest: Manifest | None,
     found: Described,
-) -> Evidence:
-    return Evidence(
+    manifest: Manifest | None,
+    *,
+    sha256: str | None,
+) -> list[Finding]:
+    """What is likely to be wrong with this comparison. sha256: of the samples."""
+    evidence = Evidence(
         samples=samples,
         samples_path=options.samples,
         reference_path=options.reference,
         features=options.features,
-        samples_sha256=hash_of(options.samples),
+        samples_sha256=sha256,
         reference_sha256=reference.sha256,
         manifest=manifest,
         reference=reference.source.file,
@@ -263,6 +267,7 @@ def _evidence(
         seen=Observations.of(found.rows),
         reference_seen=Observations.of(reference.described.rows),
     )
+    return find_mistakes(evidence)
 
 
 def tool_notes(extractor: Extractor) -> list[str]:

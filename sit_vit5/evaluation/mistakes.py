@@ -205,8 +205,7 @@ def pixels(evidence: Evidence) -> Iterator[Finding]:
     if plain := np.flatnonzero(seen.plain).tolist():
         yield Finding(
             "warning",
-            f"{len(plain):,} samples are of a single colour, such as image {plain[0]}: failed "
-            "decoding?",
+            f"samples of a single colour: {len(plain):,}, such as {plain[0]}; failed decoding?",
         )
     _, first, place = np.unique(seen.digests, return_index=True, return_inverse=True)
     earlier = first[place]  # the first image with the same pixels
@@ -215,15 +214,15 @@ def pixels(evidence: Evidence) -> Iterator[Finding]:
         pairs = ", ".join(f"{earlier[n]} and {n}" for n in again[:3])
         yield Finding(
             "warning",
-            f"{len(again):,} samples repeat an earlier one, such as {pairs}: the same seed on "
-            "several processes?",
+            f"samples that repeat an earlier one: {len(again):,}, such as {pairs}; the same seed "
+            "on several processes?",
         )
     if evidence.reference_seen is not None:
         copies = np.flatnonzero(np.isin(seen.digests, evidence.reference_seen.digests))
         if len(copies):
             yield Finding(
                 "warning",
-                f"{len(copies):,} samples are images of the reference, such as image {copies[0]}",
+                f"samples that are images of the reference: {len(copies):,}, such as {copies[0]}",
             )
 
 

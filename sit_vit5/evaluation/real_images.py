@@ -6,16 +6,36 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from sit_vit5.config import RealImagesConfig
+from sit_vit5.config import DataConfig, RealImagesConfig
 from sit_vit5.data import Source, build_source
 from sit_vit5.data.images import refusal
 from sit_vit5.data.visits import Visit, visits
 from sit_vit5.errors import UserError
+from sit_vit5.evaluation.inputs import BUILT_IN
+
+
+def loader_options(options: RealImagesConfig, path: str) -> DataConfig:
+    """What training's loader is told: of a path, or of a built-in set such as digits:held-out."""
+    built_in = path in BUILT_IN
+    if built_in and (options.source or options.split):
+        raise UserError(f"{path} is built in; drop --source and --split")
+    return DataConfig(
+        source="digits" if built_in else options.source,
+        path=None if built_in else path,
+        split=BUILT_IN[path] if built_in else options.split or DataConfig.split,
+        image_column=options.image_column,
+        label_column=options.label_column,
+        image_size=options.image_size,
+        unconditional=options.unconditional,
+        horizontal_flip=False,
+        on_bad_image=options.on_bad_image,
+        workers=options.workers,
+    )
 
 
 def open_source(options: RealImagesConfig, path: str) -> Source:
     """The images of a data set; a latent cache has none."""
-    source = build_source(options.loader(path))
+    source = build_source(loader_options(options, path))
     if source.kind != "images":
         raise UserError(f"{path} is a latent cache; give the images that it was made from")
     return source

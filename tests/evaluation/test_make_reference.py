@@ -134,6 +134,8 @@ def test_wrong_words_and_places_are_refused(tmp_path):
         options("digits", tmp_path / "ref")
     with pytest.raises(UserError, match="does not exist"):
         make_reference(options(tmp_path / "absent", tmp_path / "a.npz"), ALONE)
+    with pytest.raises(UserError, match="digits:train is built in; drop --source and --split"):
+        make_reference(options("digits:train", tmp_path / "a.npz", split="train"), ALONE)
     for words in ([], ["mak"]):
         with pytest.raises(UserError, match="expected make or inspect first"):
             run_here(SCRIPT, *words)

@@ -127,15 +127,15 @@ INJECTED = {
     ),
     "duplicates": (
         with_seen({7: 3, 9: 3, 100: 99}),
-        ("warning", "3 samples repeat an earlier one, such as 3 and 7, 3 and 9, 99 and 100"),
+        ("warning", "samples that repeat an earlier one: 3, such as 3 and 7, 3 and 9, 99 and 100"),
     ),
     "plain": (
         with_seen({5: 1, 6: 1}, plain=(1, 5, 6)),  # and not called duplicates too
-        ("warning", "3 samples are of a single colour, such as image 1"),
+        ("warning", "samples of a single colour: 3, such as 1"),
     ),
     "copies": (
         with_seen({4: 60_001}),
-        ("warning", "1 samples are images of the reference, such as image 4"),
+        ("warning", "samples that are images of the reference: 1, such as 4"),
     ),
 }
 
