@@ -11,9 +11,15 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from sit_vit5.config import MetricsConfig
+from sit_vit5.data.digits import Digits
+from sit_vit5.evaluation.evaluate import evaluate
+from sit_vit5.evaluation.feature_cache import FeatureCache
+from sit_vit5.evaluation.feature_pass import Pass
 from sit_vit5.evaluation.inputs import Manifest, open_image_set
 from sit_vit5.evaluation.mistakes import Evidence, Finding, find_mistakes
 from sit_vit5.evaluation.observing import SEEN, Observations, Observing, observe
+from sit_vit5.evaluation.report import report
 from sit_vit5.metrics.extractors import build_extractor
 from sit_vit5.metrics.image_sets import array_set
 from sit_vit5.metrics.reference_file import ADM, STATISTICS, ReferenceFile, read_reference
@@ -223,3 +229,39 @@ def test_the_same_is_seen_in_batches_of_any_size_and_with_or_without_features():
     both = extractor(images, (SEEN, "pool"))
     assert (both[SEEN] == whole).all() and (both["pool"] == images.reshape(10, -1) / 255).all()
     assert extractor(images).keys() == {"pool"}
+
+
+def test_the_evaluator_says_what_it_found(tmp_path):
+    images = Digits("train").images.copy()
+    images[7], images[9] = images[3], 0
+    np.savez(tmp_path / "samples.npz", images)
+    result = evaluate(
+        MetricsConfig(str(tmp_path / "samples.npz"), "digits:train", features="pixels")
+    )
+    for said in (
+        "samples of a single colour: 1, such as 9",
+        "samples that repeat an earlier one: 1, such as 3 and 7",
+        "samples that are images of the reference: 1,436, such as 0",
+    ):
+        assert any(said in warning for warning in result["warnings"]), said
+    assert result["samples_formats"] == {}
+    assert f"warning: {result['warnings'][0]}" in report(result)
+
+
+def test_what_was_seen_is_kept_with_the_features(tmp_path):
+    class Counting:
+        identity, outputs, calls = {"features": "mean"}, ("pool",), 0
+
+        def __call__(self, images: np.ndarray, outputs: tuple[str, ...]) -> dict[str, np.ndarray]:
+            Counting.calls += 1
+            return {"pool": images.mean(axis=(1, 2))}
+
+    images = array_set("a", RNG.integers(0, 256, (10, 2, 2, 3), np.uint8))
+    features = Pass(Observing(Counting()), 4, FeatureCache(tmp_path, 10**9))
+    first, second = (
+        features.describe(images, rows=["pool"], statistics=[], identity="a", title="a")
+        for _ in range(2)
+    )
+    assert Counting.calls == 3  # batches of 4, 4 and 2, once
+    assert (first.rows[SEEN] == second.rows[SEEN]).all()
+    assert (second.rows[SEEN] == observe(images.images(range(10)))).all()
