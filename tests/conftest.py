@@ -11,6 +11,7 @@ import pytest
 import torch
 from autoencoders import random_autoencoder
 from helpers import ROOT, command_environment, command_line
+from inception import random_inception
 from PIL import Image
 
 
@@ -70,3 +71,9 @@ def tiny_vae(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("vae")
     random_autoencoder("scale").save_pretrained(folder)
     return folder
+
+
+@pytest.fixture(scope="session")
+def inception_file(tmp_path_factory) -> Path:
+    """Random weights of torch-fidelity's InceptionV3."""
+    return random_inception(tmp_path_factory.mktemp("inception") / "random.pth")

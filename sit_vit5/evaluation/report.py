@@ -9,8 +9,9 @@ from sit_vit5.errors import UserError
 from sit_vit5.evaluation.inputs import BUILT_IN, manifest_path
 from sit_vit5.metrics.registry import METRICS
 
-# Results whose value is a part of another row.
+# Result -> the one that is its standard error; decimals, if not four.
 SPREADS = {"kernel_distance": "kernel_distance_standard_error"}
+DIGITS = {"kernel_distance": 6}
 
 
 def metric_name(features: str, count: int, key: str = "frechet_distance") -> str:
@@ -28,7 +29,8 @@ def metric_name(features: str, count: int, key: str = "frechet_distance") -> str
 
 def report(result: dict) -> str:
     """The result as a table: name with the number of samples, value, what it was compared with."""
-    rows = _metric_rows(result) + _uncertainty_rows(result)
+    first, *others = _metric_rows(result)
+    rows = [first, *_uncertainty_rows(result), *others]  # uncertainty is of fid, the first
     if floor := result.get("floor"):
         for name, value, against in _metric_rows(result | floor):
             rows.append((f"floor ({floor['samples']}): {name}", value, against))
@@ -55,10 +57,10 @@ def _metric_rows(result: dict) -> list[tuple[str, str, str]]:
     for metric in METRICS.values():
         for key in (key for key in metric.names if key in result):
             name = metric_name(result["extractor"]["features"], result["count"], key)
-            value = f"{result[key]:.4f}"
+            value = f"{result[key]:.{DIGITS.get(key, 4)}f}"
             spread = result.get(SPREADS.get(key, ""))
             if spread is not None:
-                value = f"{result[key]:.5f} +- {spread:.5f}"
+                value += f" +- {spread:.{DIGITS[key]}f}"
             rows.append((name, value, result["reference"] if metric.reference else ""))
     return rows
 

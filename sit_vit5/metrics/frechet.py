@@ -60,11 +60,11 @@ def _cross_of_full_rank(c1: np.ndarray, c2: np.ndarray, most: float) -> float | 
         values = linalg.eigh(c1, c2, type=2, eigvals_only=True, check_finite=False)
     except linalg.LinAlgError:  # c2 has no Cholesky factor
         return None
-    if not values.min(initial=0) > 0:
+    if not values[0] > 0:  # the smallest
         return None
     # An eigenvalue is known to about eps * largest, its root to that / (2 * root).
     roots = np.sqrt(values)
-    rounding = np.finfo(np.float64).eps * values.max() * (1 / roots).sum()
+    rounding = np.finfo(np.float64).eps * values[-1] * (1 / roots).sum()
     return roots.sum() if rounding <= most else None
 
 

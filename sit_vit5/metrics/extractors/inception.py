@@ -24,6 +24,8 @@ from sit_vit5.precision import tf32_off
 
 # ADM's evaluator takes channels 0..6 of 192: 7 x 17 x 17 = 2,023 numbers, about as many as pool's.
 SPATIAL_CHANNELS = 7
+# Images at a time on a CPU: their activations stay in its caches.
+CPU_BATCH = 8
 _WHAT = "torch-fidelity's Inception weights file"
 
 
@@ -52,7 +54,9 @@ class Inception:
         except Exception as error:  # load_state_dict raises many types
             raise UserError(f"{path} is not {_WHAT}: {first_line(error)}") from None
         self.device = default_device()
-        self.network = network.to(self.device).eval()
+        # oneDNN's convolutions are 1.5 to 2 times as fast with channels last; cuDNN's fp32 are not.
+        layout = torch.channels_last if self.device.type == "cpu" else torch.contiguous_format
+        self.network = network.to(self.device, memory_format=layout).eval()
         self.identity = {"features": "inception", "weights_sha256": file_hash(path)}
 
     @torch.inference_mode()
@@ -60,6 +64,16 @@ class Inception:
         self, images: np.ndarray, outputs: Sequence[str] = (POOL,)
     ) -> dict[str, np.ndarray]:
         check_outputs(outputs, self.outputs, "inception")
+        size = CPU_BATCH if self.device.type == "cpu" else len(images)
+        with tf32_off():
+            parts = [
+                self._batch(images[start : start + size]) for start in range(0, len(images), size)
+            ]
+        return {
+            output: torch.cat([part[output] for part in parts]).cpu().numpy() for output in outputs
+        }
+
+    def _batch(self, images: np.ndarray) -> dict[str, torch.Tensor]:
         found = {}
 
         def record(branch: torch.nn.Module, inputs: tuple, output: torch.Tensor) -> None:
@@ -69,11 +83,10 @@ class Inception:
 
         hook = self.network.Mixed_6d.branch1x1.register_forward_hook(record)
         try:
-            with tf32_off():
-                found[POOL], found[LOGITS] = self.network(image_tensor(images, self.device))
+            found[POOL], found[LOGITS] = self.network(image_tensor(images, self.device))
         finally:
             hook.remove()
-        return {output: found[output].cpu().numpy() for output in outputs}
+        return found
 
 
 def find_inception_weights(path: str | None) -> Path:
