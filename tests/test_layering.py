@@ -22,6 +22,7 @@ FLOORS = [
         "pipeline",
         "sweep",
         "likelihood",
+        "reconstruction",
         "data.encode",
         "data.inspect",
     },

@@ -10,6 +10,7 @@ from helpers import ROOT
 
 from sit_vit5.cli import parse, parse_over_train, parse_train
 from sit_vit5.config import (
+    REFERENCE_COMMANDS,
     AttentionConfig,
     ConvertConfig,
     EncodeConfig,
@@ -22,6 +23,7 @@ from sit_vit5.config import (
     MetricsConfig,
     PathConfig,
     PosthocEmaConfig,
+    ReconstructionConfig,
     SweepConfig,
 )
 from sit_vit5.models.__main__ import ListConfig
@@ -34,6 +36,8 @@ PARSERS = {
     "sample/grid.py": lambda argv: parse(GridConfig, argv),
     "sample/generate.py": lambda argv: parse(GenerateConfig, argv),
     "evaluate/metrics.py": lambda argv: parse(MetricsConfig, argv),
+    "evaluate/reference.py": lambda argv: parse(REFERENCE_COMMANDS[argv[0]], argv[1:]),
+    "evaluate/reconstruction.py": lambda argv: parse(ReconstructionConfig, argv),
     "evaluate/sweep.py": lambda argv: parse(SweepConfig, argv),
     "evaluate/likelihood.py": lambda argv: parse(LikelihoodConfig, argv),
     "evaluate/attention.py": lambda argv: parse(AttentionConfig, argv),

@@ -48,6 +48,21 @@ from sit_vit5.config.evaluation import (
 from sit_vit5.config.evaluation import (
     likelihood_sampler as likelihood_sampler,
 )
+from sit_vit5.config.reference import (
+    REFERENCE_COMMANDS as REFERENCE_COMMANDS,
+)
+from sit_vit5.config.reference import (
+    InspectReferenceConfig as InspectReferenceConfig,
+)
+from sit_vit5.config.reference import (
+    MakeReferenceConfig as MakeReferenceConfig,
+)
+from sit_vit5.config.reference import (
+    RealImagesConfig as RealImagesConfig,
+)
+from sit_vit5.config.reference import (
+    ReconstructionConfig as ReconstructionConfig,
+)
 from sit_vit5.config.sampling import (
     ADAPTIVE_METHODS as ADAPTIVE_METHODS,
 )

@@ -47,6 +47,8 @@ _AT_LEAST = {
     "image_size": 1,
     "num_samples": 1,
     "num_images": 0,
+    "num_images_kept": 1,
+    "workers": 0,
     "probes": 1,
     "bootstrap": 0,
     "cache_gigabytes": 0,

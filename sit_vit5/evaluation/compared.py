@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from sit_vit5.errors import UserError, choose
@@ -13,13 +13,12 @@ from sit_vit5.evaluation.inputs import (
     FILES,
     check_same_size,
     hash_of,
-    lossy_note,
     open_image_set,
 )
 from sit_vit5.metrics.extractors import POOL, SPATIAL
 from sit_vit5.metrics.image_sets import ImageSet
 from sit_vit5.metrics.metric import Described, Metric
-from sit_vit5.metrics.reference_file import read_reference
+from sit_vit5.metrics.reference_file import ReferenceFile, read_reference
 from sit_vit5.metrics.registry import METRICS
 from sit_vit5.metrics.statistics import Gaussian, Statistics
 
@@ -31,7 +30,7 @@ class Source:
     """What a reference offers before any feature is computed.
 
     stored: statistics from its file by output; images: for rows, and for statistics if none are
-    stored; whole: whether they are all there is, not an extract for precision and recall.
+    stored. file: where it is an npz.
     """
 
     name: str
@@ -39,7 +38,8 @@ class Source:
     stored: Mapping[str, Gaussian]
     images: ImageSet | None
     count: int | None
-    notes: list[str]
+    notes: list[str] = field(default_factory=list)
+    file: ReferenceFile | None = None
 
     @property
     def has_rows(self) -> bool:
@@ -58,7 +58,7 @@ def find_source(text: str, extractor: dict, samples: ImageSet) -> Source:
         return _of_file(path, extractor, samples)
     images = open_image_set(text)
     check_same_size(images, samples)
-    return Source(text, hash_of(text), {}, images, images.count, lossy_note(images))
+    return Source(text, hash_of(text), {}, images, images.count)
 
 
 def _of_file(path: Path, extractor: dict, samples: ImageSet) -> Source:
@@ -67,16 +67,15 @@ def _of_file(path: Path, extractor: dict, samples: ImageSet) -> Source:
     if file.pool is None or file.has_statistics_of(extractor):
         pairs = ((POOL, file.pool), (SPATIAL, file.spatial))
         stored = {output: found for output, found in pairs if found is not None}
-        notes = [] if file.image_shape else [f"{path} does not tell the size of its images"]
         count = file.count if stored else file.images.count
-        return Source(str(path), file.sha256, stored, file.images, count, notes)
+        return Source(str(path), file.sha256, stored, file.images, count, file=file)
     if file.images is None:
         file.check_extractor(extractor)
     note = (
         f"the statistics in {path} are of another extractor; its {file.images.count} images were "
         "used instead"
     )
-    return Source(str(path), file.sha256, {}, file.images, file.images.count, [note])
+    return Source(str(path), file.sha256, {}, file.images, file.images.count, [note], file)
 
 
 def choose_metrics(

@@ -32,10 +32,11 @@ from sit_vit5.evaluation.inputs import (
     Manifest,
     check_same_size,
     hash_of,
-    lossy_note,
     open_image_set,
     read_manifest,
 )
+from sit_vit5.evaluation.mistakes import Evidence, Finding, find_mistakes
+from sit_vit5.evaluation.observing import Observations, Observing
 from sit_vit5.evaluation.selftest import self_test_of
 from sit_vit5.metrics.device import default_device
 from sit_vit5.metrics.extractors import POOL, Extractor, build_extractor
@@ -87,7 +88,9 @@ def open_reference(
     with timed(seconds, "extractor"):
         extractor = build_extractor(options.features, options.weights or options.inception_weights)
     with timed(seconds, "reference"):
-        features = Pass(extractor, options.batch_size, _cache(options), processes or alone())
+        features = Pass(
+            Observing(extractor), options.batch_size, _cache(options), processes or alone()
+        )
         source = find_source(options.reference, extractor.identity, samples)
         metrics, notes = choose_metrics(options.metrics, extractor.outputs, source)
         described = describe_source(source, metrics, features)
@@ -134,9 +137,13 @@ def evaluate(
         result["selftest"] = self_test_of(reference.described, metrics, reference.extractor)
     if options.agreement:
         result["agreement"] = digits_agreement(samples, manifest)
-    notes = reference.notes + few + sample_notes(samples, found, manifest)
+    mistakes = _mistakes(options, reference, samples, found, manifest, sha256=samples_hash)
+    notes = reference.notes + few + few_notes(found, samples.count, "samples")
     return result | {
-        "notes": notes + tool_notes(reference.extractor),
+        "warnings": [finding.text for finding in mistakes if finding.level == "warning"],
+        "notes": notes
+        + [finding.text for finding in mistakes if finding.level == "note"]
+        + tool_notes(reference.extractor),
         "seconds": {stage: round(taken, 3) for stage, taken in run.seconds.items()},
         "device": device_name(),
         "versions": versions(),
@@ -228,6 +235,7 @@ def _facts(
         "command": shlex.join(sys.argv),
         "samples": options.samples,
         "samples_sha256": samples_hash,
+        "samples_formats": samples.formats,
         "count": samples.count,
         "reference": options.reference,
         "reference_sha256": reference.sha256,
@@ -236,12 +244,30 @@ def _facts(
     }
 
 
-def sample_notes(samples: ImageSet, found: Described, manifest: Manifest | None) -> list[str]:
-    """What a reader of the numbers should know of the samples."""
-    notes = few_notes(found, samples.count, "samples") + lossy_note(samples)
-    if manifest is None:
-        notes.append("no manifest beside the samples: the sampler's settings are unknown")
-    return notes
+def _mistakes(
+    options: MetricsConfig,
+    reference: Reference,
+    samples: ImageSet,
+    found: Described,
+    manifest: Manifest | None,
+    *,
+    sha256: str | None,
+) -> list[Finding]:
+    """What is likely to be wrong with this comparison. sha256: of the samples."""
+    evidence = Evidence(
+        samples=samples,
+        samples_path=options.samples,
+        reference_path=options.reference,
+        features=options.features,
+        samples_sha256=sha256,
+        reference_sha256=reference.sha256,
+        manifest=manifest,
+        reference=reference.source.file,
+        reference_images=reference.source.images,
+        seen=Observations.of(found.rows),
+        reference_seen=Observations.of(reference.described.rows),
+    )
+    return find_mistakes(evidence)
 
 
 def tool_notes(extractor: Extractor) -> list[str]:

@@ -12,8 +12,8 @@ import numpy as np
 from sit_vit5.distributed import Processes, alone, gather, one_word
 from sit_vit5.evaluation.feature_cache import FeatureCache
 from sit_vit5.evaluation.image_files import FileSet
+from sit_vit5.evaluation.observing import SEEN, Observing
 from sit_vit5.metrics.accumulator import describe, merge_statistics
-from sit_vit5.metrics.extractors import Extractor
 from sit_vit5.metrics.features import extract_features, extract_statistics
 from sit_vit5.metrics.image_sets import ImageSet
 from sit_vit5.metrics.metric import Described
@@ -32,7 +32,7 @@ class Pass:
     itself changes a network's features in their last bits.
     """
 
-    extractor: Extractor
+    extractor: Observing
     batch_size: int
     cache: FeatureCache | None = None
     processes: Processes = field(default_factory=alone)
@@ -46,14 +46,14 @@ class Pass:
         identity: str | None,
         title: str,
     ) -> Described:
-        """Rows and statistics of these outputs; on other processes than the main one nothing.
+        """Rows and statistics of these outputs, and the rows `SEEN`; on the main process alone.
 
         identity: what tells these images from others in the cache, None to keep nothing.
         """
         outputs = tuple(dict.fromkeys([*rows, *statistics]))
         if images.count > MOST_ROWS:
             return Described(statistics=self._statistics(images, outputs, title))
-        features = self._features(images, outputs, identity, title)
+        features = self._features(images, (*outputs, SEEN), identity, title)
         return describe(features, statistics) if self.processes.is_main else Described()
 
     def _features(

@@ -71,7 +71,8 @@ class FileSet(ImageSet):
             odd = next(n for n, size in enumerate(sizes) if size != (width, height))
             raise UserError(
                 f"{self._called(odd)} is {sizes[odd][0]}x{sizes[odd][1]}, the others "
-                f"{width}x{height}; all images must have one size"
+                f"{width}x{height}; all images must have one size; real ones are cropped "
+                "by evaluate/reference.py make"
             )
         return width, height
 

@@ -18,7 +18,6 @@ from sit_vit5.metrics.image_sets import ImageSet, array_set, npy_set, npz_set
 from sit_vit5.run_folder import ARCHIVE, PARTIAL
 
 BUILT_IN = {"digits:train": "train", "digits:held-out": "held-out", "digits": "held-out"}
-LOSSY = ("JPEG", "WEBP")  # Pillow's names
 
 
 @dataclass(frozen=True)
@@ -78,15 +77,6 @@ FILES: dict[str, Callable[[Path], ImageSet]] = {
     ".pickle": _pickle,
     **dict.fromkeys(EXTENSIONS, _single),
 }
-
-
-def lossy_note(images: ImageSet) -> list[str]:
-    """A note if a folder holds JPEGs: they shift a distance to lossless images (row E8)."""
-    lossy = {name: count for name, count in images.formats.items() if name in LOSSY}
-    return [
-        f"{images.name} holds {count} lossy files ({name}): they shift distances"
-        for name, count in lossy.items()
-    ]
 
 
 def check_same_size(other: ImageSet, samples: ImageSet) -> None:

@@ -47,6 +47,7 @@ def report(result: dict) -> str:
         lines.append("sampler: " + ", ".join(_said(sampler)))
     if errors := result.get("selftest"):
         lines.append(f"self-test passed: largest error {max(errors.values()):.1e}")
+    lines += [f"warning: {warning}" for warning in result["warnings"]]
     return "\n".join(lines + [f"note: {note}" for note in result["notes"]])
 
 

@@ -12,7 +12,8 @@ import pytest
 from PIL import Image
 
 from sit_vit5.errors import UserError
-from sit_vit5.evaluation.inputs import open_image_set
+from sit_vit5.evaluation.inputs import hash_of, open_image_set, read_manifest
+from sit_vit5.files import file_hash
 from sit_vit5.metrics.image_sets import array_set, npz_set
 
 PIXELS = np.random.default_rng(0).integers(0, 256, (23, 4, 5, 3), dtype=np.uint8)
@@ -75,6 +76,15 @@ def test_every_container_gives_the_images_in_batches_parts_and_by_number(tmp_pat
     numbers = [22, 0, 3, 3, 1]
     assert (found.images(numbers) == PIXELS[numbers]).all()
     assert found.images([]).shape == (0, 4, 5, 3)
+
+
+def test_a_folder_of_samples_stands_for_its_archive_and_manifest(tmp_path):
+    save_sample_set(tmp_path / "set")
+    archive = tmp_path / "set" / "samples.npz"
+    assert hash_of(str(tmp_path / "set")) == hash_of(str(archive)) == file_hash(archive)
+    (tmp_path / "set" / "samples.json").write_text('{"class_names": ["a"], "labels": [0]}')
+    manifest = read_manifest(str(tmp_path / "set"), file_hash(archive))
+    assert manifest.labels == [0]
 
 
 def test_a_set_of_one_image_works(tmp_path):

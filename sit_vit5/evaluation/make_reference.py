@@ -1,0 +1,258 @@
+"""Makes a reference of a data set, sharded over processes; killed, it goes on.
+
+REF.npz.parts/settings.json     what is made; other settings are refused
+REF.npz.parts/kept.npy          the images that are kept, filled by row
+REF.npz.parts/00000.npz         statistics of images 0 .. CHUNK - 1, and so on
+REF.npz                         written last; the folder is then removed
+
+A chunk's statistics do not depend on who makes it, and chunks are merged in their order.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.lib.format import open_memmap
+from tqdm import tqdm
+
+from sit_vit5 import rng
+from sit_vit5.arrays import find_member, members, write_npz
+from sit_vit5.config import MakeReferenceConfig
+from sit_vit5.data import Source
+from sit_vit5.distributed import Processes, one_word
+from sit_vit5.errors import UserError
+from sit_vit5.evaluation.evaluate import versions
+from sit_vit5.evaluation.real_images import (
+    good_indices,
+    image_shape,
+    open_source,
+    visit_images,
+)
+from sit_vit5.files import check_output, check_same, check_space, lock, read_json, write_json
+from sit_vit5.metrics.extractors import POOL, SPATIAL, Extractor, build_extractor
+from sit_vit5.metrics.features import extract_statistics
+from sit_vit5.metrics.reference_file import write_reference
+from sit_vit5.metrics.statistics import Statistics
+from sit_vit5.progress import progress_bar
+
+CHUNK = 32_768  # images; ImageNet has 40 chunks, of which each takes 67 MB
+CROP = "ADM centre crop (sit_vit5.data.images.center_crop), not mirrored"
+SETTINGS, KEPT = "settings.json", "kept.npy"
+
+
+@dataclass(frozen=True)
+class Job:
+    """What is made. kept: sorted indices of the images that stay in the file, (K,)."""
+
+    options: MakeReferenceConfig
+    source: Source
+    extractor: Extractor
+    kept: np.ndarray
+
+    @property
+    def out(self) -> Path:
+        """The reference."""
+        return Path(self.options.out)
+
+    @property
+    def folder(self) -> Path:
+        """Of the parts, while they are made."""
+        return self.out.with_name(self.out.name + ".parts")
+
+    @property
+    def outputs(self) -> tuple[str, ...]:
+        """What statistics are made of."""
+        return tuple(name for name in self.extractor.outputs if name in (POOL, SPATIAL))
+
+    @property
+    def chunks(self) -> list[range]:
+        """Indices of each chunk."""
+        count = len(self.source)
+        return [range(start, min(start + CHUNK, count)) for start in range(0, count, CHUNK)]
+
+    def chunk_file(self, number: int) -> Path:
+        """Where a chunk's statistics lie once they are made."""
+        return self.folder / f"{number:05d}.npz"
+
+    def settings(self) -> dict:
+        """What decides the reference, as JSON values."""
+        return {
+            "data": self.source.identity,
+            "image_shape": list(image_shape(self.source)),
+            "extractor": self.extractor.identity,
+            "kept": {"count": len(self.kept), "seed": self.options.seed},
+            "on_bad_image": self.options.on_bad_image,
+            "chunk": CHUNK,
+        }
+
+
+def make_reference(options: MakeReferenceConfig, processes: Processes) -> Path:
+    """Makes what is missing, each process its chunks, then writes the reference; its path."""
+    out = Path(options.out)
+    check_output(out)
+    if out.exists():
+        raise UserError(f"{out} exists; choose another --out or remove it")
+    source = open_source(options, options.data)
+    job = Job(
+        options,
+        source,
+        build_extractor(options.features, options.weights),
+        choose_kept(len(source), options.num_images_kept, options.seed),
+    )
+    with ExitStack() as held:
+        with one_word(processes):
+            if processes.is_main:
+                held.enter_context(lock(job.folder, "evaluate/reference.py"))
+                prepare(job)
+        missing = [n for n in range(len(job.chunks)) if not job.chunk_file(n).is_file()]
+        processes.wait()  # every process has looked before one finishes a chunk
+        make_chunks(job, missing[processes.rank :: processes.count], shown=processes.is_main)
+        processes.wait()
+        with one_word(processes):
+            if processes.is_main:
+                finish(job)
+    return out
+
+
+def choose_kept(count: int, wanted: int, seed: int) -> np.ndarray:
+    """Sorted indices of a random choice of `wanted` images, or of all, if there are fewer."""
+    order = rng.generator(seed, "reference images").permutation(count)
+    return np.sort(order[:wanted])
+
+
+def prepare(job: Job) -> None:
+    """Refuses parts of another reference and a full disk; makes room for the kept images."""
+    if (job.folder / SETTINGS).is_file():
+        before = read_json(job.folder / SETTINGS)
+        check_same(job.folder, before, job.settings(), what="parts of a reference")
+    shape = (len(job.kept), *image_shape(job.source))
+    # Twice: as parts and in the file. Statistics: 2,048 and 2,023 squared numbers of 8 bytes.
+    need = 2 * int(np.prod(shape)) + (len(job.chunks) + 1) * 67 * 10**6
+    check_space(job.folder, need, "reference and its parts", use="choose another --out")
+    write_json(job.folder / SETTINGS, job.settings())
+    if not (job.folder / KEPT).is_file():
+        open_memmap(job.folder / KEPT, mode="w+", dtype=np.uint8, shape=shape).flush()
+
+
+def make_chunks(job: Job, numbers: list[int], *, shown: bool) -> None:
+    """Statistics of these chunks and the kept images in them; read ahead across chunks."""
+    size = job.options.batch_size
+    batches = [
+        job.chunks[number][start : start + size]
+        for number in numbers
+        for start in range(0, len(job.chunks[number]), size)
+    ]
+    total = sum(map(len, batches))
+    stream = visit_images(job.source, batches, job.options)
+    with progress_bar(total, unit="image", title="reference", shown=shown) as bar:
+        for number in numbers:
+            chunk = _Chunk(job, len(job.chunks[number]), stream, bar)
+            found = extract_statistics(
+                job.extractor,
+                chunk.pixels(),
+                title=f"{job.options.data}, images {job.chunks[number]}",
+                total=chunk.left,
+                outputs=job.outputs,
+                shown=False,
+            )
+            chunk.images.flush()  # before the chunk counts as made
+            write_npz(job.chunk_file(number), _packed(found) | chunk.facts())
+
+
+class _Chunk:
+    """The images of a chunk on their way to the extractor: hashed, the chosen ones kept."""
+
+    def __init__(self, job: Job, count: int, stream: Iterator, bar: tqdm):
+        self.job, self.left, self.stream, self.bar = job, count, stream, bar
+        self.images = open_memmap(job.folder / KEPT, mode="r+")
+        self.digest, self.bad = hashlib.sha256(), {}
+
+    def pixels(self) -> Iterator[np.ndarray]:
+        """uint8 (n, H, W, C), batch by batch."""
+        while self.left:
+            visit = next(self.stream)
+            self.left -= len(visit.indices)
+            self.bad |= visit.bad
+            self.bar.update(len(visit.indices))
+            if len(visit.pixels):
+                self.digest.update(np.ascontiguousarray(visit.pixels))
+                self._keep(good_indices(visit), visit.pixels)
+                yield visit.pixels
+
+    def _keep(self, indices: np.ndarray, pixels: np.ndarray) -> None:
+        chosen = np.isin(indices, self.job.kept)
+        self.images[np.searchsorted(self.job.kept, indices[chosen])] = pixels[chosen]
+
+    def facts(self) -> dict[str, np.ndarray]:
+        """As arrays."""
+        facts = {"sha256": self.digest.hexdigest(), "bad": self.bad}
+        return {"facts": np.array(json.dumps(facts))}
+
+
+def _packed(found: dict[str, Statistics]) -> dict[str, np.ndarray]:
+    return {
+        f"{output}.{name}": np.asarray(getattr(statistics, name))
+        for output, statistics in found.items()
+        for name in ("count", "mean", "scatter")
+    }
+
+
+def _unpacked(path: Path, output: str) -> Statistics:
+    there = members(path)
+    count, mean, scatter = (
+        find_member(path, there[f"{output}.{name}"]).read() for name in ("count", "mean", "scatter")
+    )
+    return Statistics(int(count), mean, scatter)
+
+
+def finish(job: Job) -> None:
+    """Merges the chunks in their order, writes the reference and removes the parts."""
+    paths = [job.chunk_file(number) for number in range(len(job.chunks))]
+    whole: dict[str, Statistics] = {}
+    digest, bad = hashlib.sha256(), {}
+    for path in paths:
+        for output in job.outputs:
+            part = _unpacked(path, output)
+            whole[output] = whole[output].merge(part) if output in whole else part
+        facts = json.loads(str(find_member(path, members(path)["facts"]).read()))
+        digest.update(facts["sha256"].encode())
+        bad |= {int(index): reason for index, reason in facts["bad"].items()}
+    images, kept = _without(open_memmap(job.folder / KEPT, mode="r+"), job.kept, bad)
+    named = bool(job.source.class_names)
+    write_reference(
+        job.out,
+        pool=whole[POOL],
+        spatial=whole.get(SPATIAL),
+        images=images,
+        labels=job.source.labels[kept] if named else None,
+        facts={
+            **job.settings(),
+            "count": whole[POOL].count,
+            "bad_images": len(bad),
+            "crop": CROP,
+            "class_names": list(job.source.class_names),
+            "pixels_sha256": digest.hexdigest(),
+            "versions": versions(),
+        },
+    )
+    shutil.rmtree(job.folder)
+
+
+def _without(
+    images: np.ndarray, kept: np.ndarray, bad: dict[int, str]
+) -> tuple[np.ndarray, np.ndarray]:
+    """The kept images and their indices without those that could not be decoded; in place."""
+    good = np.flatnonzero(~np.isin(kept, list(bad)))
+    for new, old in enumerate(good):
+        if new != old:
+            images[new] = images[old]
+    if not len(good):
+        raise UserError("no image that was to be kept can be decoded; use another --seed")
+    return images[: len(good)], kept[good]

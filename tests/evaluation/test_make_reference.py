@@ -1,0 +1,141 @@
+"""evaluate/reference.py: what it makes, goes on with, refuses and says."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from helpers import run_here
+from PIL import Image
+
+from sit_vit5.config import MakeReferenceConfig
+from sit_vit5.data.digits import Digits
+from sit_vit5.data.images import center_crop
+from sit_vit5.distributed import alone
+from sit_vit5.errors import UserError
+from sit_vit5.evaluation import make_reference as module
+from sit_vit5.evaluation.inspect_reference import inspect
+from sit_vit5.evaluation.make_reference import make_reference
+from sit_vit5.files import file_hash
+from sit_vit5.metrics.reference_file import read_labels, read_reference, write_reference
+from sit_vit5.metrics.statistics import Statistics
+
+ALONE = alone()
+SCRIPT = "evaluate/reference.py"
+
+
+def options(data: object, out: Path, **changes) -> MakeReferenceConfig:
+    chosen = {"image_size": 8, "features": "pixels", "workers": 0, "batch_size": 10, **changes}
+    return MakeReferenceConfig(data=str(data), out=str(out), **chosen)
+
+
+def test_digits_give_their_own_statistics_and_a_choice_of_images(tmp_path):
+    path = make_reference(options("digits", tmp_path / "ref.npz", num_images_kept=50), ALONE)
+    found, digits = read_reference(path), Digits("held-out")
+    features = digits.images.reshape(len(digits), -1) / 255
+    np.testing.assert_allclose(found.pool.mean, features.mean(0), rtol=1e-12)
+    np.testing.assert_allclose(found.pool.covariance, np.cov(features, rowvar=False), atol=1e-12)
+    assert found.spatial is None and found.count == 360 and found.image_shape == (8, 8, 1)
+    assert found.facts["data"] == digits.identity and found.facts["bad_images"] == 0
+    kept = found.images.images(range(50))
+    rows = [int(np.flatnonzero((digits.images == image).all((1, 2, 3)))[0]) for image in kept]
+    assert rows == sorted(set(rows)) and rows != list(range(50))
+    assert (read_labels(path) == digits.labels[rows]).all()
+    assert [file.name for file in tmp_path.iterdir()] == ["ref.npz"]
+
+
+def test_images_take_the_crop_of_training_and_never_a_mirror(tmp_path, image_folder):
+    path = make_reference(options(image_folder, tmp_path / "ref.npz"), ALONE)
+    found = read_reference(path)
+    files = sorted(image_folder.rglob("*.png"))
+    cropped = np.stack([center_crop(Image.open(file), 8) for file in files])
+    assert (found.images.images(range(24)) == cropped).all()  # all of them: fewer than asked
+    assert found.facts["class_names"] == ["cat", "dog"]
+    expected = Statistics.of(cropped.reshape(24, -1) / 255)
+    np.testing.assert_allclose(found.pool.covariance, expected.covariance, atol=1e-12)
+
+
+def test_a_killed_run_goes_on_and_the_bytes_do_not_tell(tmp_path, monkeypatch):
+    monkeypatch.setattr(module, "CHUNK", 100)
+    whole = make_reference(options("digits", tmp_path / "whole.npz"), ALONE)
+    chosen = options("digits", tmp_path / "ref.npz")
+    write, written = module.write_npz, []
+
+    def killed(path: Path, arrays: dict) -> None:
+        if len(written) == 2:
+            raise KeyboardInterrupt
+        written.append(path)
+        write(path, arrays)
+
+    monkeypatch.setattr(module, "write_npz", killed)
+    with pytest.raises(KeyboardInterrupt):
+        make_reference(chosen, ALONE)
+    monkeypatch.setattr(
+        module, "write_npz", lambda path, arrays: (written.append(path), write(path, arrays))
+    )
+    with pytest.raises(UserError, match="holds parts of a reference with other settings .*seed: 0"):
+        make_reference(options("digits", tmp_path / "ref.npz", seed=1), ALONE)
+    make_reference(chosen, ALONE)
+    assert [path.name for path in written] == [f"{n:05d}.npz" for n in range(4)]
+    assert file_hash(tmp_path / "ref.npz") == file_hash(whole)
+
+
+def test_a_bad_image_stops_or_is_left_out_and_counted(tmp_path, image_folder):
+    (image_folder / "cat" / "00.png").write_bytes(b"no picture")
+    with pytest.raises(UserError, match="00.png: cannot be decoded"):
+        make_reference(options(image_folder, tmp_path / "a.npz"), ALONE)
+    path = make_reference(options(image_folder, tmp_path / "b.npz", on_bad_image="skip"), ALONE)
+    found = read_reference(path)
+    assert (found.count, found.images.count, found.facts["bad_images"]) == (23, 23, 1)
+    second = center_crop(Image.open(image_folder / "cat" / "01.png"), 8)
+    assert (found.images.images([0])[0] == second).all()
+    assert read_labels(path).tolist() == [0] * 11 + [1] * 12
+
+
+def test_the_command_makes_with_two_processes_what_one_makes_and_inspects_it(
+    tmp_path, command, capsys
+):
+    words = ("make", "digits", "--image-size", 8, "--features", "pixels", "--workers", 0)
+    finished = command(SCRIPT, *words, "--out", tmp_path / "two.npz", processes=2)
+    run_here(SCRIPT, *words, "--out", tmp_path / "one.npz")
+    assert finished.stdout.splitlines()[-1] == str(tmp_path / "two.npz")
+    assert file_hash(tmp_path / "one.npz") == file_hash(tmp_path / "two.npz")
+    capsys.readouterr()
+    run_here(SCRIPT, "inspect", tmp_path / "one.npz")
+    text = capsys.readouterr().out
+    for said in (
+        "sit_vit5: made by",
+        f"sha256 {file_hash(tmp_path / 'one.npz')}",
+        "precision, recall, KID: some of the images",
+        "extractor.features: pixels",
+        "360 images, 8x8 pixels",
+        "mu, sigma: 64 features, finite, symmetric",
+    ):
+        assert said in text, said
+
+
+def test_inspect_finds_statistics_that_are_none_and_looks_at_plain_images(tmp_path, image_folder):
+    path = tmp_path / "ref.npz"
+    broken = Statistics(10, np.zeros(3), np.diag([1.0, 2.0, -3.0]))
+    write_reference(path, pool=broken, spatial=None, images=np.zeros((1, 2, 2, 3), np.uint8),
+                    labels=None, facts={"count": 10})  # fmt: skip
+    text, sound = inspect(str(path))
+    assert not sound and "NOT a covariance: smallest eigenvalue -0.333" in text
+    text, sound = inspect(str(image_folder))
+    assert sound and "24 images, 16x20 pixels, 3 channels in 2 folders: 24 PNG" in text
+
+
+def test_wrong_words_and_places_are_refused(tmp_path):
+    (tmp_path / "there.npz").touch()
+    with pytest.raises(UserError, match="exists; choose another --out or remove it"):
+        make_reference(options("digits", tmp_path / "there.npz"), ALONE)
+    with pytest.raises(UserError, match="must end in .npz"):
+        options("digits", tmp_path / "ref")
+    with pytest.raises(UserError, match="does not exist"):
+        make_reference(options(tmp_path / "absent", tmp_path / "a.npz"), ALONE)
+    with pytest.raises(UserError, match="digits:train is built in; drop --source and --split"):
+        make_reference(options("digits:train", tmp_path / "a.npz", split="train"), ALONE)
+    for words in ([], ["mak"]):
+        with pytest.raises(UserError, match="expected make or inspect first"):
+            run_here(SCRIPT, *words)
