@@ -9,7 +9,6 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Literal
 
 import numpy as np
@@ -90,7 +89,7 @@ def same_set(evidence: Evidence) -> Iterator[Finding]:
 
 
 def _has_manifest(text: str) -> bool:
-    return Path(text).exists() and manifest_path(text).is_file()
+    return archive_of(text).is_file() and manifest_path(text).is_file()
 
 
 def sample_count(evidence: Evidence) -> Iterator[Finding]:
