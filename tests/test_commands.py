@@ -36,6 +36,7 @@ SCRIPTS = (
     "evaluate/attention.py",
     "evaluate/sweep.py",
     "evaluate/likelihood.py",
+    "evaluate/reconstruction.py",
     "sit_vit5/posthoc_ema.py",
     "sit_vit5/data/encode.py",
 )
@@ -81,6 +82,7 @@ def test_help_lists_every_option_and_imports_no_torch(script):
         "evaluate/attention.py": ["--checkpoint", "--interpolation {nearest,bilinear}"],
         "evaluate/sweep.py": ["--scales", "--intervals", "--agreement"],
         "evaluate/likelihood.py": ["--data", "--probes", "--dequantize"],
+        "evaluate/reconstruction.py": ["--data", "--posterior {mode,sample}", "--codec.name"],
         "sit_vit5/posthoc_ema.py": ["--run", "--width FLOAT", "--step {None}|INT"],
         "sit_vit5/data/encode.py": ["--out", "--dtype {float32,float16}", "--codec.path"],
     }[script]
