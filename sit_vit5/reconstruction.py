@@ -185,7 +185,13 @@ def round_trip(
             noise = posterior_noise(options.seed, shape, 0, indices.tolist()).to(device)
         else:
             noise = torch.zeros(len(images), *shape, device=device)
-    return to_uint8(codec.decode(codec.encode(images, noise))).cpu().numpy()
+    decoded = codec.decode(codec.encode(images, noise))
+    if not decoded.isfinite().all():
+        raise UserError(
+            f"codec {options.codec.name} decodes to images that are not finite, such as one of "
+            f"{indices.tolist()[:4]}; check its weights"
+        )
+    return to_uint8(decoded).cpu().numpy()
 
 
 def _add(
