@@ -32,11 +32,12 @@ from sit_vit5.evaluation.evaluate import versions
 from sit_vit5.evaluation.real_images import (
     good_indices,
     image_shape,
+    open_extractor,
     open_source,
     visit_images,
 )
 from sit_vit5.files import check_output, check_same, check_space, lock, read_json, write_json
-from sit_vit5.metrics.extractors import POOL, SPATIAL, Extractor, build_extractor
+from sit_vit5.metrics.extractors import POOL, SPATIAL, Extractor
 from sit_vit5.metrics.features import extract_statistics
 from sit_vit5.metrics.reference_file import write_reference
 from sit_vit5.metrics.statistics import Statistics
@@ -103,7 +104,7 @@ def make_reference(options: MakeReferenceConfig, processes: Processes) -> Path:
     job = Job(
         options,
         source,
-        build_extractor(options.features, options.weights),
+        open_extractor(options),
         choose_kept(len(source), options.num_images_kept, options.seed),
     )
     with ExitStack() as held:

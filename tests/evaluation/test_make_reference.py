@@ -132,6 +132,9 @@ def test_wrong_words_and_places_are_refused(tmp_path):
         make_reference(options("digits", tmp_path / "there.npz"), ALONE)
     with pytest.raises(UserError, match="must end in .npz"):
         options("digits", tmp_path / "ref")
+    Image.new("RGB", (9, 9)).save(tmp_path / "loose.png")
+    with pytest.raises(UserError, match=r"one sub-folder per class.*\(--unconditional True\)"):
+        make_reference(options(tmp_path, tmp_path / "a.npz"), ALONE)
     with pytest.raises(UserError, match="does not exist"):
         make_reference(options(tmp_path / "absent", tmp_path / "a.npz"), ALONE)
     with pytest.raises(UserError, match="digits:train is built in; drop --source and --split"):
