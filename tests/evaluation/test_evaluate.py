@@ -216,7 +216,7 @@ def test_fid_is_and_kid_are_torch_fidelitys(inception_file, tmp_path):
         # fp32 throughout there, fp64 after the network here.
         assert ours[key] == pytest.approx(theirs[name], rel=2e-5, abs=1e-6), name
     assert theirs["frechet_inception_distance"] > 1e-2  # the comparison says something
-    assert theirs["inception_score_mean"] > 1.001
+    assert theirs["inception_score_mean"] > 1.1
 
 
 def test_the_command_on_two_processes_says_what_one_process_says(command, tmp_path):
