@@ -38,3 +38,17 @@ def test_the_training_benchmark_times_steps_of_the_trainer_and_of_plain_code(ben
     assert run.learner.optimizer.state and run.unsettled is None
     plain_sit.WIDTH, plain_sit.DEPTH, plain_sit.HEADS = 32, 1, 2
     plain_sit.plain_step(2, "fp32", "cpu")()
+
+
+def test_the_evaluation_benchmark_compares_with_torch_fidelity(benchmarks, monkeypatch, capsys):
+    import evaluation
+    import frechet
+
+    monkeypatch.setattr(frechet, "WIDTH", 16)
+    monkeypatch.setattr(frechet, "ZERO", frechet.np.zeros(16))
+    tiny = ["--images", "4", "--side", "8", "--samples", "9", "--reference", "8"]
+    monkeypatch.setattr(sys, "argv", ["evaluation.py", *tiny])
+    evaluation.main()
+    shown = capsys.readouterr().out
+    assert "peak memory" in shown and shown.count("ratio") == 3
+    assert float(shown.split("differ by ")[1].split()[0]) < 1e-4

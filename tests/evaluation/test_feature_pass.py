@@ -1,0 +1,177 @@
+"""The pass over images: shared among processes without a trace, and kept on the disk."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from sit_vit5.distributed import Processes
+from sit_vit5.errors import UserError
+from sit_vit5.evaluation import feature_pass
+from sit_vit5.evaluation.compared import choose_metrics, describe_source, find_source
+from sit_vit5.evaluation.feature_cache import FeatureCache
+from sit_vit5.evaluation.feature_pass import Pass, identity_of, read_ahead
+from sit_vit5.evaluation.image_files import FolderSet
+from sit_vit5.evaluation.observing import SEEN, Observing
+from sit_vit5.metrics import Statistics
+from sit_vit5.metrics.image_sets import array_set
+
+IMAGES = np.random.default_rng(0).integers(0, 256, (23, 4, 4, 1), dtype=np.uint8)
+SET = array_set("samples", IMAGES)
+WANTED = {"rows": ["pool"], "statistics": ["pool", "spatial"], "title": "samples"}
+
+
+class Counting:
+    """Features that depend on the batch they are computed in, as a network's do in their last bits.
+
+    calls: sizes of the batches seen.
+    """
+
+    outputs = ("pool", "spatial")
+
+    def __init__(self, weights: str = "a"):
+        self.identity = {"features": "inception", "weights_sha256": weights}
+        self.calls: list[int] = []
+
+    def __call__(self, images, outputs=("pool",)):
+        self.calls.append(len(images))
+        rows = images.reshape(len(images), -1) / 255 + 1e-9 * len(images)
+        found = {"pool": rows, "spatial": rows[:, :3]}
+        return {output: found[output] for output in outputs}
+
+
+def describe(extractor: Counting, images=SET, identity: str | None = None, **options):
+    options = {"batch_size": 4, **options}
+    return Pass(Observing(extractor), **options).describe(images, identity=identity, **WANTED)
+
+
+def on_processes(monkeypatch, count: int, images=SET):
+    """What the main process gets of several, which run one after the other here, it last."""
+    said: list[list] = []
+
+    def run(rank: int):
+        calls = iter(range(99))
+
+        def gather(values, processes):
+            number = next(calls)
+            while len(said) <= number:
+                said.append([None] * count)
+            said[number][rank] = values
+            return [value for given in said[number] if given is not None for value in given]
+
+        monkeypatch.setattr(feature_pass, "gather", gather)
+        monkeypatch.setattr("sit_vit5.distributed.gather", lambda values, processes: values)
+        processes = Processes(rank, count, torch.device("cpu"), lambda: None)
+        return describe(Counting(), images, processes=processes)
+
+    for rank in range(count - 1, 0, -1):
+        assert not run(rank).rows
+    return run(0)
+
+
+@pytest.mark.parametrize("processes", [2, 3, 8])
+def test_features_are_the_same_to_the_bit_on_any_number_of_processes(monkeypatch, processes):
+    alone = describe(Counting())
+    shared = on_processes(monkeypatch, processes)  # 23 images in batches of 4: 8 get none or one
+    for output, rows in alone.rows.items():
+        assert (rows == shared.rows[output]).all() and len(rows) == 23
+    for output, found in alone.statistics.items():
+        assert (found.scatter == shared.statistics[output].scatter).all()
+
+
+def test_a_single_image_on_three_processes_is_seen_once(monkeypatch):
+    one = array_set("one", IMAGES[:1])
+    assert len(on_processes(monkeypatch, 3, one).rows["pool"]) == 1
+
+
+def test_another_metric_of_the_same_images_costs_no_second_pass(tmp_path):
+    cache = FeatureCache(tmp_path, 10**9)
+    first, second = Counting(), Counting()
+    before = describe(first, identity="x", cache=cache)
+    after = describe(second, identity="x", cache=cache)
+    assert first.calls == [4, 4, 4, 4, 4, 3] and second.calls == []
+    assert (before.rows["pool"] == after.rows["pool"]).all()
+    assert (before.statistics["spatial"].scatter == after.statistics["spatial"].scatter).all()
+    for other in (Counting("b"), Counting()):  # other weights, then other images
+        describe(other, identity="x" if other.identity != first.identity else "y", cache=cache)
+        assert sum(other.calls) == 23
+    third = Counting()
+    describe(third, identity=None, cache=cache)  # what has no identity is never kept
+    assert third.calls
+
+
+def test_an_output_that_is_lacking_or_damaged_is_made_again(tmp_path):
+    cache = FeatureCache(tmp_path, 10**9)
+    describe(Counting(), identity="x", cache=cache)
+    (file,) = tmp_path.glob("*/pool.npy")
+    (tmp_path / "other").mkdir()  # not ours: never touched
+    file.write_bytes(b"damaged")
+    again = Counting()
+    found = describe(again, identity="x", cache=cache)
+    assert again.calls and found.rows["pool"].shape == (23, 16)
+    assert not list(tmp_path.glob("*/*.partial")) and (tmp_path / "other").is_dir()
+
+
+def test_the_cache_removes_what_was_unused_for_longest(tmp_path):
+    rows = {"pool": np.zeros((100, 10))}  # 8 KB
+    cache = FeatureCache(tmp_path, 20_000)
+    for number, name in enumerate("ab"):
+        cache.keep(name, {}, rows)
+        os.utime(cache._place(name, {}), (number, number))
+    assert cache.find("a", {}, ["pool"])  # used: now b is the oldest
+    cache.keep("c", {}, rows)
+    assert [bool(cache.find(name, {}, ["pool"])) for name in "abc"] == [True, False, True]
+    FeatureCache(tmp_path, 1).keep("d", {}, rows)  # larger than allowed: kept alone
+    assert len(list(tmp_path.iterdir())) == 1
+
+
+def test_a_folder_is_another_set_once_a_file_changes(tmp_path):
+    for number in range(3):
+        Image.new("RGB", (4, 4), (number, 0, 0)).save(tmp_path / f"{number}.png")
+    before = identity_of(FolderSet(tmp_path), None)
+    assert identity_of(FolderSet(tmp_path), None) == before
+    Image.new("RGB", (4, 4), (9, 9, 9)).save(tmp_path / "1.png")
+    os.utime(tmp_path / "1.png", (5, 5))
+    assert identity_of(FolderSet(tmp_path), None) != before
+    assert identity_of(SET, "hash") == "hash" and identity_of(SET, None) is None
+
+
+def test_reading_ahead_keeps_the_order_and_passes_errors_on():
+    assert list(read_ahead(iter(range(1, 9)))) == list(range(1, 9))
+
+    def broken():
+        yield 1
+        raise UserError("image 7 is damaged")
+
+    with pytest.raises(UserError, match="image 7"):
+        list(read_ahead(broken()))
+
+
+def test_of_more_images_than_fit_only_statistics_are_kept(monkeypatch, tmp_path):
+    for module in ("feature_pass", "compared"):
+        monkeypatch.setattr(f"sit_vit5.evaluation.{module}.MOST_ROWS", 20)
+    found = describe(Counting(), batch_size=23)
+    assert not found.rows and found.statistics["pool"].count == 23
+    expected = Statistics.of(Counting()(IMAGES)["pool"])
+    np.testing.assert_allclose(found.statistics["pool"].covariance, expected.covariance)
+    np.save(tmp_path / "many.npy", IMAGES)
+    source = find_source(str(tmp_path / "many.npy"), {"features": "pixels"}, SET)
+    metrics, notes = choose_metrics((), ("pool",), source)
+    assert list(metrics) == ["fid"]
+    assert "takes at most 20 reference images" in " ".join(notes)
+    with pytest.raises(UserError, match="metric kid takes at most 20 reference images"):
+        choose_metrics(("kid",), ("pool",), source)
+    described = describe_source(source, metrics, Pass(Observing(Counting()), 4))
+    assert described.statistics["pool"].count == 23 and not described.rows
+
+
+def test_what_is_seen_of_images_is_kept_with_their_features(tmp_path):
+    cache = FeatureCache(Path(tmp_path), 10**9)
+    before = describe(Counting(), identity="x", cache=cache).rows[SEEN]
+    after = describe(Counting(), identity="x", cache=cache).rows[SEEN]
+    assert before.shape == (23, 9) and (before == after).all()
