@@ -25,7 +25,7 @@ from sit_vit5.data import Source
 from sit_vit5.data.loader import from_uint8, posterior_noise
 from sit_vit5.distributed import Processes, gather
 from sit_vit5.errors import UserError, nearest_multiples
-from sit_vit5.evaluation.evaluate import device_name, versions
+from sit_vit5.evaluation.environment import device_name, versions
 from sit_vit5.evaluation.real_images import (
     good_indices,
     image_shape,

@@ -426,7 +426,7 @@ def test_metrics_prints_a_table_and_the_path_of_its_json(command, trained, tmp_p
     assert path == tmp_path / "s" / "metrics.json"
     assert result["frechet_distance"] > 10 * result["floor"]["frechet_distance"]
     assert result["manifest"]["settings"]["sampler"]["steps"] == 1
-    assert "floor: digits:train-1437" in shown.stdout
+    assert "floor (digits:train): Frechet distance of pixels-1437" in shown.stdout
 
 
 def test_attention_draws_a_denoisers_maps_and_gates(command, trained, tmp_path):

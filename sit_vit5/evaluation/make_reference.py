@@ -28,7 +28,7 @@ from sit_vit5.config import MakeReferenceConfig
 from sit_vit5.data import Source
 from sit_vit5.distributed import Processes, one_word
 from sit_vit5.errors import UserError
-from sit_vit5.evaluation.evaluate import versions
+from sit_vit5.evaluation.environment import versions
 from sit_vit5.evaluation.real_images import (
     good_indices,
     image_shape,
