@@ -26,6 +26,7 @@ FLOORS = [
         "data.inspect",
     },
     {"training", "evaluation", "sampling"},
+    {"disk"},
     {"checkpoint", "snapshots"},
     {"data", "codecs", "metrics", "flow", "models"},
     {"cli"},

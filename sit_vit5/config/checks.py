@@ -30,6 +30,7 @@ _AT_LEAST = {
     "ema.snapshot_every": 0,
     "checkpoint.every": 0,
     "checkpoint.keep": 0,
+    "checkpoint.milestone_every": 0,
     "watchdog.spike": 0,
     "watchdog.max_rewinds": 0,
     "watchdog.data_wait": 0,

@@ -119,6 +119,9 @@ class EmaConfig:
     width after training (EDM2, python -m sit_vit5.posthoc_ema)."""
     snapshot_every: int = 0
     """Optimizer steps between snapshots of the widths, which are all kept; 0: none."""
+    device: Literal["model", "host"] = "model"
+    """Where the averages are kept: beside the model, or in the host's memory, which costs a copy of
+    the weights at every step."""
 
     @property
     def names(self) -> list[str]:
@@ -139,6 +142,11 @@ class CheckpointConfig:
     """Optimizer steps between checkpoints; 0: only the first, the last, and on interruption."""
     keep: int = 3
     """Newest checkpoints kept; older ones are removed after a new one is complete; 0 keeps all."""
+    milestone_every: int = 0
+    """Optimizer steps between checkpoints whose averages are never removed; 0: none."""
+    background: bool = True
+    """Copy the state and write it while training goes on, instead of waiting for the disk; takes
+    host memory of a checkpoint's size."""
 
 
 @dataclass(frozen=True)
@@ -204,6 +212,10 @@ class TrainConfig:
     """Precision of matrix products; weights, norms, loss, averages and sampler state are fp32."""
     attention: Literal["fused", "fp32_math"] = "fused"
     """Fused kernels, or softmax(q k) v written out in fp32, to compare with."""
+    parallel: Literal["ddp", "fsdp2"] | None = None
+    """How processes share the work: each has the whole model (ddp), or keeps a part of every
+    weight, moment and average (fsdp2, for models that do not fit); None: what the launcher says,
+    else ddp. The checkpoints are the same."""
     recompute: bool = False
     """Keep only the input of each block for the backward pass, and run the block again there."""
     compile: bool | None = None

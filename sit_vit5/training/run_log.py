@@ -92,6 +92,7 @@ class RunLog:
         *,
         step: int,
         epoch: float,
+        images: int,
         loss: float | None,
         grad_norm: float,
         lr: float,
@@ -108,7 +109,7 @@ class RunLog:
         row = {
             "step": step,
             "epoch": round(epoch, 4),
-            "images": step * self.batch_size,
+            "images": images,
             "loss": loss,
             "grad_norm": grad_norm if math.isfinite(grad_norm) else None,
             "lr": lr,
