@@ -108,7 +108,7 @@ class Checkpoint:
 
     def weights_name(self, name: str) -> str:
         """The full name of the weights called `name`: ema is the slowest average."""
-        full_name = self.config.ema.slowest if name == "ema" else name
+        full_name = self.config.ema.full_name(name)
         if full_name not in (present := self.weights_files()):
             raise UserError(
                 f"weights {name!r} are not in {self.folder}, which has "

@@ -133,6 +133,10 @@ class EmaConfig:
         """Name of the average of the largest decay; of widths alone, of the widest."""
         return decay_name(max(self.decays)) if self.decays else width_name(max(self.widths))
 
+    def full_name(self, name: str) -> str:
+        """Name of the weights: `ema` is the slowest average; raw and full names stay."""
+        return self.slowest if name == "ema" else name
+
 
 @dataclass(frozen=True)
 class CheckpointConfig:
@@ -168,6 +172,34 @@ class PreviewConfig:
     decoder: str | None = None
     """Local folder or hub id of an AutoencoderTiny that decodes the grids of cached latents; None:
     the codec, or taesd, if it is on this machine, else no grids."""
+
+
+@dataclass(frozen=True)
+class EvaluationConfig:
+    """Metrics of samples during training, on all processes; into log, trackers and run.html."""
+
+    every: int = 0
+    """Optimizer steps between evaluations; 0: none."""
+    reference: str | None = None
+    """What the samples are compared with, as of evaluate/metrics.py."""
+    metrics: tuple[str, ...] = ("fid",)
+    """Metrics, as of evaluate/metrics.py."""
+    features: str = "inception"
+    """Features, as of evaluate/metrics.py."""
+    feature_weights: str | None = None
+    """File of the features' network, instead of its library's cache."""
+    num_samples: int = 5000
+    """Samples, with the same noise and labels at each evaluation."""
+    weights: str = "ema"
+    """raw, ema (the slowest average), ema_DECAY or ema_width_WIDTH."""
+    method: Literal["euler", "midpoint", "heun", "heun3", "rk4", "ab2"] = "heun"
+    """Sampler."""
+    steps: int = 25
+    """Sampler steps."""
+    guidance_scale: float = 1.0
+    """Classifier-free guidance; 1 is off."""
+    batch_size: int = 64
+    """Samples drawn at once by a process."""
 
 
 @dataclass(frozen=True)
@@ -237,6 +269,7 @@ class TrainConfig:
     ema: EmaConfig = EmaConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
     preview: PreviewConfig = PreviewConfig()
+    evaluation: EvaluationConfig = EvaluationConfig()
     watchdog: WatchdogConfig = WatchdogConfig()
     backbone: presets.Backbone = presets.backbone("ViT5-XL/2")
 
@@ -264,6 +297,7 @@ def check_train(config: TrainConfig) -> None:
     if not all(0 <= beta < 1 for beta in config.optimizer.betas):
         raise UserError(f"optimizer.betas {list(config.optimizer.betas)} must lie in [0, 1)")
     _check_ema(config.ema)
+    _check_evaluation(config)
     if config.name is not None and not re.fullmatch(r"\w[\w.+=@ -]{0,199}", config.name):
         raise UserError(
             f"name {config.name!r} must be a plain folder name; use output_dir for paths"
@@ -289,4 +323,23 @@ def _check_ema(ema: EmaConfig) -> None:
         raise UserError(
             f"ema.widths {list(ema.widths)} and ema.snapshot_every {ema.snapshot_every} need each "
             "other; give both, such as --ema.widths 0.05 0.1 --ema.snapshot-every 5000, or neither"
+        )
+
+
+def _check_evaluation(config: TrainConfig) -> None:
+    evaluation = config.evaluation
+    if (evaluation.every > 0) != (evaluation.reference is not None):
+        raise UserError(
+            f"evaluation.every {evaluation.every} and evaluation.reference "
+            f"{evaluation.reference} need each other; give both, or neither"
+        )
+    known = ["raw", "ema", *config.ema.names]
+    if evaluation.weights not in known:
+        raise UserError(
+            f"evaluation.weights {evaluation.weights} is none of this run: {', '.join(known)}"
+        )
+    if evaluation.guidance_scale != 1 and config.objective.class_dropout == 0:
+        raise UserError(
+            f"evaluation.guidance_scale {evaluation.guidance_scale} needs a null label, which "
+            "objective.class_dropout 0 does not train; use 1"
         )

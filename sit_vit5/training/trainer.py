@@ -27,6 +27,7 @@ from sit_vit5.precision import check_launcher, set_tf32
 from sit_vit5.run_folder import LATEST_FILE, PAGE_FILE, SAMPLES, step_name
 from sit_vit5.training import run as runs
 from sit_vit5.training.banner import NO_DECODER, banner
+from sit_vit5.training.evaluation import Evaluation, evaluate
 from sit_vit5.training.interrupt import Interrupt
 from sit_vit5.training.learner import Learner
 from sit_vit5.training.objective import Objective
@@ -54,13 +55,15 @@ class Trainer:
         codec: Codec | RecordedCodec,
         *,
         preview: Preview | None,
+        evaluation: Evaluation | None = None,
         resume: Checkpoint | None = None,
     ):
         check_launcher(config.precision)
         check_trackers(config.trackers)
-        join_processes()
+        self.processes = join_processes()
         set_tf32(False)
-        self.config, self.source, self.codec, self.preview = config, source, codec, preview
+        self.config, self.source, self.codec = config, source, codec
+        self.preview, self.evaluation = preview, evaluation
         self.run_folder = runs.run_folder(config, resume)
         if resume is None:
             runs.check_new(self.run_folder)
@@ -140,7 +143,7 @@ class Trainer:
             notes = runs.changes(resume, config)
         if self.preview is None and config.preview.every:
             notes.append(NO_DECODER)
-        self.notes = notes
+        self.notes, self.interrupt = notes, Interrupt()
         self.saver = Saver(
             self.run_folder,
             config,
@@ -156,11 +159,11 @@ class Trainer:
             return 0
         if self.step == 0:  # a save that cannot work fails now, not after hours
             self._save(wait=True)
-        with Interrupt() as interrupt:
+        with self.interrupt:
             while self.step < self.config.steps:
                 # Closed: workers that outlive the run complain at the interpreter's exit.
                 with closing(self.loader.steps(self.steps.data_step)) as stream:
-                    stopped = self._train(stream, interrupt)
+                    stopped = self._train(stream)
                 if stopped:
                     return self._stop(stopped)
         self.saver.join()
@@ -175,7 +178,7 @@ class Trainer:
         """Optimizer steps taken."""
         return self.steps.step
 
-    def _train(self, stream: Iterator[list[Batch]], interrupt: Interrupt) -> int:
+    def _train(self, stream: Iterator[list[Batch]]) -> int:
         """Steps to the end of the run, to a rewind, or to a signal, whose number is returned."""
         while self.step < self.config.steps:
             started = time.perf_counter()
@@ -183,7 +186,7 @@ class Trainer:
             waited = time.perf_counter() - started
             failure = failure or self.saver.failed()
             # One word per step between the ranks: go on, a signal, or a failure of any.
-            stopped = self.words.largest(FAILED if failure else interrupt.signal)
+            stopped = self.words.largest(FAILED if failure else self.interrupt.signal)
             if stopped == FAILED:
                 self._fail(failure)
             if stopped:
@@ -220,7 +223,10 @@ class Trainer:
         save = last or milestone or _due(self.step, config.checkpoint.every)
         preview = self.preview is not None and _due(self.step, config.preview.every, last=last)
         snapshot = _due(self.step, config.ema.snapshot_every, last=last)
-        if log or save or preview or snapshot:
+        evaluation = self.evaluation is not None and _due(
+            self.step, config.evaluation.every, last=last
+        )
+        if log or save or preview or snapshot or evaluation:
             self.steps.settle()
         if log:
             self._log()
@@ -231,6 +237,8 @@ class Trainer:
         save = save and (last or watchdog.in_a_row == 0)
         if save or snapshot:  # before the picture, which is not worth a checkpoint
             self._save(checkpoint=save, snapshot=snapshot)
+        if evaluation:
+            self._evaluate()
         if preview or save:
             self._draw(preview)
 
@@ -276,6 +284,22 @@ class Trainer:
                 lr=learning_rate(self.config.optimizer, self.step - 1),
                 skipped_steps=steps.watchdog.skipped,
             )
+
+    def _evaluate(self) -> None:
+        """Metrics of samples of one average, into the log."""
+        name = self.config.ema.full_name(self.config.evaluation.weights)
+        network = self.learner.copy(name)
+        started = time.perf_counter()
+        try:
+            values = evaluate(
+                self.evaluation, network, self.processes, self.words,
+                stopped=lambda: self.interrupt.signal > 0,
+            )  # fmt: skip
+        except UserError as error:
+            self._say(f"warning: no evaluation at step {self.step}: {error}")
+        else:
+            if self.is_main:
+                self.log.evaluated(name, values, seconds=time.perf_counter() - started)
 
     def _draw(self, preview: bool) -> None:
         """The loss curve, and the preview grid if asked, on the main process."""
