@@ -88,6 +88,13 @@ def join_processes() -> Processes:
     )
 
 
+def alone() -> Processes:
+    """A single process on the CPU, joined to no others: for the library and for tests."""
+    import torch
+
+    return Processes(0, 1, torch.device("cpu"), lambda: None)
+
+
 def gather(values: list, processes: Processes) -> list:
     """The values of all processes, on each of them."""
     if processes.count == 1:

@@ -24,6 +24,10 @@ METRICS_FILE = "metrics.jsonl"
 EVENTS_FILE = "events.jsonl"
 EVALUATIONS_FILE = "evaluations.jsonl"
 PAGE_FILE = "run.html"
+# In the folder of a sample set: its images, what made them, and the images while they are made.
+ARCHIVE = "samples.npz"
+MANIFEST = "samples.json"
+PARTIAL = "samples.partial"
 
 _STEP_FOLDER = re.compile(r"step_(\d+)")
 

@@ -23,7 +23,8 @@ from sit_vit5.cli import to_dict
 from sit_vit5.config import GenerateConfig, GuidanceConfig, MetricsConfig, SweepConfig, interval_of
 from sit_vit5.distributed import Processes
 from sit_vit5.errors import UserError
-from sit_vit5.evaluation.evaluate import Reference, check_agreement, evaluate, open_reference
+from sit_vit5.evaluation.agreement import check_agreement
+from sit_vit5.evaluation.evaluate import Reference, evaluate, open_reference
 from sit_vit5.evaluation.report import json_path
 from sit_vit5.evaluation.sweep_report import (
     Cell,
@@ -38,10 +39,9 @@ from sit_vit5.evaluation.sweep_report import (
 from sit_vit5.files import check_same, lock, write_json, write_text
 from sit_vit5.metrics.image_sets import array_set
 from sit_vit5.progress import progress_bar
-from sit_vit5.run_folder import SAMPLES, run_of, step_name
+from sit_vit5.run_folder import ARCHIVE, MANIFEST, SAMPLES, run_of, step_name
 from sit_vit5.sampling.generate import complete_set, image_shape
 from sit_vit5.sampling.load import Loaded, load
-from sit_vit5.sampling.sample_set import ARCHIVE, MANIFEST
 
 CELLS = "cells"
 # Options that may differ between two calls in one folder: axes, places, and what only costs time.
@@ -167,10 +167,12 @@ def _metrics_options(options: SweepConfig, place: Path) -> MetricsConfig:
     return MetricsConfig(
         str(place / ARCHIVE),
         options.reference,
+        metrics=("fid",),
         features=options.features,
         agreement=options.agreement,
         inception_weights=options.inception_weights,
         batch_size=options.batch_size,
+        keep_features=False,
     )
 
 

@@ -13,7 +13,8 @@ from PIL import Image
 from sit_vit5.config import MetricsConfig
 from sit_vit5.data.digits import Digits
 from sit_vit5.errors import UserError
-from sit_vit5.evaluation.evaluate import evaluate, reference_statistics
+from sit_vit5.evaluation.compared import choose_metrics, find_source
+from sit_vit5.evaluation.evaluate import evaluate
 from sit_vit5.evaluation.inputs import open_image_set
 from sit_vit5.evaluation.report import json_path, report
 from sit_vit5.files import file_hash, write_json
@@ -95,13 +96,13 @@ def test_lossy_samples_are_noted(tmp_path):
         Image.new("RGB", (8, 8), (number, 0, 0)).save(tmp_path / f"{number}.jpg")
     np.savez(tmp_path / "ref.npz", np.zeros((4, 8, 8, 3), np.uint8))
     notes = evaluate(options(tmp_path, tmp_path / "ref.npz"))["notes"]
-    assert any("3 lossy files such as 0.jpg" in note for note in notes)
+    assert any("3 lossy files (JPEG)" in note for note in notes)
     assert any("4 reference images for 192 features" in note for note in notes)
 
 
 def test_stored_statistics_are_for_inception_only(tmp_path):
     np.savez(tmp_path / "stats.npz", mu=np.zeros(64), sigma=np.eye(64))
-    with pytest.raises(UserError, match="holds Inception statistics; expected arr_0; or use"):
+    with pytest.raises(UserError, match="of another extractor .features inception, here pixels"):
         evaluate(options(digits_npz(tmp_path / "s"), tmp_path / "stats.npz"))
 
 
@@ -164,37 +165,27 @@ def test_unknown_features_and_missing_labels_are_refused(tmp_path):
         evaluate(options(samples, "digits", agreement="digits"))
 
 
-def test_reference_statistics_are_used_for_inception_and_their_images_tell_the_size(tmp_path):
-    # A stand-in for the extractor: what it computes does not matter here.
-    class TwoFeatures:
-        identity = {"features": "inception"}  # noqa: RUF012 (constant)
-
-        def __call__(self, images: np.ndarray) -> np.ndarray:
-            flat = images.reshape(len(images), -1).astype(float)
-            return np.stack([flat.mean(1), flat.std(1)], axis=1)
-
+def test_stored_statistics_are_used_for_inception_and_their_images_tell_the_size(tmp_path):
     samples = open_image_set(str(digits_npz(tmp_path / "s")))
-    found = TwoFeatures()(Digits("train").images)
-    statistics = {"mu": found.mean(0), "sigma": np.cov(found, rowvar=False)}
+    statistics = {"mu": np.arange(3.0), "sigma": np.eye(3)}
     cases = {
-        "plain": (statistics, ["does not tell the size"], None),
-        "adm": (statistics | {"arr_0": Digits("held-out").images}, [], None),
-        "size": (statistics | {"arr_0": np.zeros((3, 4, 4, 1), np.uint8)}, [], "samples' size"),
-        "nan": (statistics | {"mu": np.full(2, np.nan)}, [], "not finite"),
-        "text": (statistics | {"mu": np.array(["a", "b"])}, [], "not numbers"),
-        "shape": (statistics | {"mu": np.zeros(3)}, [], "do not fit together"),
+        "plain": (statistics, ["does not tell the size"], {"fid"}),
+        "adm": (statistics | {"arr_0": Digits("held-out").images}, [], {"fid", "precision_recall"}),
     }
-    for name, (arrays, notes, message) in cases.items():
+    for name, (arrays, notes, allowed) in cases.items():
         np.savez(tmp_path / f"{name}.npz", **arrays)
-        chosen = options(samples.name, str(tmp_path / f"{name}.npz"))
-        if message:
-            with pytest.raises(UserError, match=message):
-                reference_statistics(chosen, TwoFeatures(), samples)
-            continue
-        reference, said = reference_statistics(chosen, TwoFeatures(), samples)
-        np.testing.assert_array_equal(reference.mean, statistics["mu"])
-        np.testing.assert_array_equal(reference.covariance, statistics["sigma"])
-        assert [want in got for want, got in zip(notes, said, strict=True)] == [True] * len(notes)
+        source = find_source(str(tmp_path / f"{name}.npz"), {"features": "inception"}, samples)
+        np.testing.assert_array_equal(source.stored["pool"].mean, statistics["mu"])
+        np.testing.assert_array_equal(source.stored["pool"].covariance, statistics["sigma"])
+        assert [want in got for want, got in zip(notes, source.notes, strict=True)] == [True] * len(
+            notes
+        )
+        found, _ = choose_metrics((), ("pool", "spatial", "logits"), source)
+        assert allowed <= found.keys() and "sfid" not in found and "is" in found
+        assert ("kid" in found) == (name == "adm")
+    np.savez(tmp_path / "other.npz", arr_0=np.zeros((4, 4, 4, 1), np.uint8), **statistics)
+    with pytest.raises(UserError, match="give a reference of the samples' size"):
+        find_source(str(tmp_path / "other.npz"), {"features": "inception"}, samples)
 
 
 def test_damaged_archives_are_refused_in_one_line(tmp_path):

@@ -54,6 +54,8 @@ _AT_LEAST = {
     "num_samples": 1,
     "num_images": 0,
     "probes": 1,
+    "bootstrap": 0,
+    "cache_gigabytes": 0,
     "scales": 0,
     "guidance.scale": 0,
     "guidance.channels": 1,

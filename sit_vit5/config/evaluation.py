@@ -23,24 +23,42 @@ class MetricsConfig:
     """Compare a set of samples with a reference."""
 
     samples: Positional[str]
-    """samples.npz (arr_0, uint8, N H W C) or a folder of images."""
+    """samples.npz (arr_0, uint8, N H W C), a folder or zip of images, or a built-in set."""
     reference: str
-    """npz (arr_0, or mu and sigma), a folder of images, or a built-in set: digits:held-out."""
+    """npz (arr_0, or mu and sigma, or all), a folder or zip of images, or a built-in set:
+    digits:held-out."""
+    metrics: tuple[str, ...] = ()
+    """fid, sfid, is, precision_recall, kid; none given: all that features and reference allow."""
     features: str = "inception"
-    """pixels, or inception (torch-fidelity's InceptionV3, 2048 features)."""
+    """inception (torch-fidelity's InceptionV3), dinov2, timm:NAME (any model of timm), pixels."""
     floor: str | None = None
     """A second real set compared with the reference: what a perfect model would score."""
     agreement: str | None = None
     """Labelled built-in set; reports how many samples its classifier assigns to the asked class."""
+    weights: str | None = None
+    """File of the features' network, instead of its library's cache."""
     inception_weights: str | None = None
-    """File of torch-fidelity's Inception weights, instead of its cache."""
+    """The same, under the name that Inception's weights have in the other commands."""
     batch_size: int = 64
-    """Images per feature batch; the result does not depend on it."""
+    """Images per feature batch; changes a network's features in their last bits only."""
+    bootstrap: int = 0
+    """Resamples for a 95% interval of fid, such as 20; about 10 s each for 50,000 images on two
+    cores. 0: none."""
+    extrapolate: bool = False
+    """Also fid at infinitely many samples (Chong & Forsyth, 2020)."""
+    selftest: bool = False
+    """Also check the installation: the reference against itself, and one image in two batches."""
+    keep_features: bool = True
+    """Keep a network's features on the disk: another metric of the same images needs no pass."""
+    cache: str | None = None
+    """Folder of kept features; None: ~/.cache/sit_vit5/features."""
+    cache_gigabytes: float = 10.0
+    """Largest size of that folder in 10^9 bytes; features unused for longest are removed."""
     out: str | None = None
     """JSON to write; None: metrics.json beside the samples."""
 
     def __post_init__(self) -> None:
-        check_values(self)
+        check_metrics(self)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,7 +76,7 @@ class SweepConfig(GenerateConfig):
     num_samples: int = 500
     """Images per cell; all cells share noise and labels."""
     features: str = "inception"
-    """pixels, or inception (torch-fidelity's InceptionV3, 2048 features)."""
+    """inception (torch-fidelity's InceptionV3), dinov2, timm:NAME (any model of timm), pixels."""
     agreement: str | None = None
     """Labelled built-in set (digits): also the share of samples classified as asked."""
     inception_weights: str | None = None
@@ -158,6 +176,17 @@ class AttentionConfig:
 
     def __post_init__(self) -> None:
         check_attention(self)
+
+
+def check_metrics(config: MetricsConfig) -> None:
+    """Refuses two files of weights, and a single resample."""
+    check_values(config)
+    if config.weights and config.inception_weights:
+        raise UserError("weights and inception_weights are the same option; give one of them")
+    if config.inception_weights and config.features != "inception":
+        raise UserError(f"inception_weights has no use with features {config.features}; drop it")
+    if config.bootstrap == 1:
+        raise UserError("bootstrap 1 must be 0, or 2 resamples or more, such as 20")
 
 
 def check_sweep(config: SweepConfig) -> None:

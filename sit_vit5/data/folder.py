@@ -58,7 +58,7 @@ def scan_flat(root: Path) -> tuple[list[Path], list[int], tuple[str, ...]]:
 
 def scan_classes(root: Path) -> tuple[list[Path], list[int], tuple[str, ...]]:
     """Files, labels and class names below a folder of class folders."""
-    loose = [entry for entry in root.iterdir() if _is_image(entry.name) and entry.is_file()]
+    loose = [entry for entry in root.iterdir() if is_image_name(entry.name) and entry.is_file()]
     names = [entry.name for entry in root.iterdir() if entry.is_dir() and entry.name[0] != "."]
     if loose or not names:
         found = f"{len(loose)} images such as {loose[0].name} lie" if loose else "nothing lies"
@@ -94,7 +94,8 @@ def _check_level(root: Path, names: list[str], files: list[Path]) -> None:
         )
 
 
-def _is_image(name: str) -> bool:
+def is_image_name(name: str) -> bool:
+    """Whether a file's name, without its folders, is that of an image; not of hidden ones."""
     return name[0] != "." and name.lower().endswith(EXTENSIONS)
 
 
@@ -106,7 +107,7 @@ def list_images(folder: Path) -> list[Path]:
         for name in folders:
             if _leads_back(Path(parent, name), folder):
                 raise UserError(f"{Path(parent, name)} is a link to a folder it lies in; remove it")
-        found += [Path(parent, name) for name in names if _is_image(name)]
+        found += [Path(parent, name) for name in names if is_image_name(name)]
     return sorted(found)
 
 

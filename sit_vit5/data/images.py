@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import os
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
@@ -36,11 +39,34 @@ def refusal(reason: object) -> UserError:
     return UserError(f"{reason}; remove the file, or use --data.on-bad-image skip")
 
 
+@dataclass(frozen=True)
+class Header:
+    """What a file says of itself before it is decoded. format: Pillow's name, such as PNG."""
+
+    width: int
+    height: int
+    format: str
+
+
+def read_header(file: Path | BinaryIO, name: str | None = None) -> Header:
+    """Size and format, without the pixels. name: as for `read_rgb`."""
+    with _opened(file, name) as image:
+        return Header(*image.size, str(image.format))
+
+
 def read_rgb(file: Path | BinaryIO, name: str | None = None) -> Image.Image:
     """The image in RGB as stored: alpha is dropped and EXIF orientation not applied (as ADM).
 
     name: what BadImage calls the image; needed for a stream. Refuses more than MAX_PIXELS.
     """
+    with _opened(file, name) as image:
+        image.load()
+        return to_rgb(image)
+
+
+@contextmanager
+def _opened(file: Path | BinaryIO, name: str | None) -> Iterator[Image.Image]:
+    """An image file before it is decoded; BadImage for whatever goes wrong with it."""
     try:
         if isinstance(file, Path) and file.is_fifo():
             raise ValueError("it is a pipe")  # to open it would wait for ever
@@ -49,8 +75,7 @@ def read_rgb(file: Path | BinaryIO, name: str | None = None) -> Image.Image:
             # and of images that are large but below the limit.
             warnings.filterwarnings("ignore", module="PIL")
             with Image.open(file, formats=FORMATS) as image:
-                image.load()
-                return to_rgb(image)
+                yield image
     except UnidentifiedImageError:  # its message holds the address of a stream
         raise BadImage(name or file, "cannot identify image file") from None
     except Exception as error:  # Pillow's decoders raise a dozen types on broken files

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import hashlib
-import math
-import struct
 import zipfile
 from pathlib import Path
 
 import numpy as np
 
+from sit_vit5.arrays import find_member, members
 from sit_vit5.data.image_source import ArrayImages, number_classes
 from sit_vit5.errors import UserError
 
@@ -79,15 +78,6 @@ class Npz(ArrayImages):
         return hashlib.sha256("\n".join(sorted(sums)).encode()).hexdigest()
 
 
-def members(path: Path) -> dict[str, zipfile.ZipInfo]:
-    """The arrays of an npz by name."""
-    try:
-        with zipfile.ZipFile(path) as archive:
-            return {info.filename.removesuffix(".npy"): info for info in archive.infolist()}
-    except (OSError, zipfile.BadZipFile) as error:
-        raise UserError(f"{path} is no npz file: {error}") from None
-
-
 def member(path: Path, names: tuple[str, ...]) -> zipfile.ZipInfo:
     """The first array there is of these names."""
     there = members(path)
@@ -102,36 +92,12 @@ def member(path: Path, names: tuple[str, ...]) -> zipfile.ZipInfo:
 
 def read_array(path: Path, info: zipfile.ZipInfo) -> np.ndarray:
     """An array of an npz, mapped if it is stored as it is; pickled objects are refused."""
-    name = info.filename.removesuffix(".npy")
-    if info.compress_type != zipfile.ZIP_STORED and info.file_size > MAX_IN_MEMORY:
+    found = find_member(path, info)
+    if found.start is not None:
+        return found.map()
+    if found.nbytes > MAX_IN_MEMORY:
         raise UserError(
-            f"{name} of {path} takes {info.file_size / 1e9:.1f} GB of memory; save it with "
+            f"{found.described} takes {found.nbytes / 1e9:.1f} GB of memory; save it with "
             "np.savez, not compressed: then it is read in place"
         )
-    try:
-        with zipfile.ZipFile(path) as archive, archive.open(info) as entry:
-            if info.compress_type != zipfile.ZIP_STORED:
-                return np.lib.format.read_array(entry, allow_pickle=False)
-            version = np.lib.format.read_magic(entry)
-            read_header = (
-                np.lib.format.read_array_header_1_0
-                if version == (1, 0)
-                else np.lib.format.read_array_header_2_0
-            )
-            shape, fortran, dtype = read_header(entry)
-            start = _content_start(path, info) + entry.tell()
-        if dtype.hasobject:
-            raise ValueError("it holds Python objects")
-        if math.prod(shape) * dtype.itemsize > info.file_size:  # else mapped beyond its end
-            raise ValueError(f"it holds {info.file_size} bytes, too few for {dtype} {shape}")
-        return np.memmap(path, dtype, "r", start, shape, "F" if fortran else "C")
-    except Exception as error:  # zipfile, zlib, numpy's header parser, mmap: a dozen types
-        raise UserError(f"{name} of {path} cannot be read: {error}") from None
-
-
-def _content_start(path: Path, info: zipfile.ZipInfo) -> int:
-    """Where the bytes of a member begin: after its local header, name and extra field."""
-    with path.open("rb") as file:
-        file.seek(info.header_offset + 26)
-        name_length, extra_length = struct.unpack("<HH", file.read(4))
-    return info.header_offset + 30 + name_length + extra_length
+    return found.read()

@@ -2,21 +2,32 @@
 
 from __future__ import annotations
 
-import math
+import importlib.metadata
 import platform
 import shlex
 import sys
-from collections.abc import Sequence
-from dataclasses import dataclass
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-import numpy as np
 import torch
 
 from sit_vit5 import __version__
 from sit_vit5.config import MetricsConfig
-from sit_vit5.data.digits import Digits
-from sit_vit5.errors import UserError
+from sit_vit5.distributed import Processes, alone
+from sit_vit5.errors import UserError, choose
+from sit_vit5.evaluation.agreement import check_labels, digits_agreement
+from sit_vit5.evaluation.compared import (
+    Source,
+    choose_metrics,
+    describe_source,
+    few_notes,
+    find_source,
+)
+from sit_vit5.evaluation.feature_cache import DEFAULT_FOLDER, FeatureCache
+from sit_vit5.evaluation.feature_pass import Pass, identity_of
 from sit_vit5.evaluation.inputs import (
     Manifest,
     check_same_size,
@@ -25,197 +36,239 @@ from sit_vit5.evaluation.inputs import (
     open_image_set,
     read_manifest,
 )
-from sit_vit5.metrics.agreement import class_agreement
-from sit_vit5.metrics.extractors import Extractor, build_extractor, extract_statistics
-from sit_vit5.metrics.frechet import frechet_distance, self_test
-from sit_vit5.metrics.image_sets import (
-    IMAGES_KEY,
-    ImageSet,
-    array_set,
-    npz_array,
-    npz_keys,
-    npz_set,
-)
-from sit_vit5.metrics.statistics import Gaussian, Statistics
+from sit_vit5.evaluation.selftest import self_test_of
+from sit_vit5.metrics.device import default_device
+from sit_vit5.metrics.extractors import POOL, Extractor, build_extractor
+from sit_vit5.metrics.frechet import self_test
+from sit_vit5.metrics.image_sets import ImageSet
+from sit_vit5.metrics.metric import Described, Metric
+from sit_vit5.metrics.registry import METRICS
+from sit_vit5.metrics.uncertainty import bootstrap_frechet_distance, extrapolated_frechet_distance
+from sit_vit5.progress import progress_bar
+
+# Whose versions a value can depend on.
+LIBRARIES = ("numpy", "scipy", "torch", "torch-fidelity", "timm", "pillow")
+GIGABYTE = 10**9
 
 
 @dataclass(frozen=True)
 class Reference:
-    """What samples are compared with: features and statistics, for any number of sample sets."""
+    """What samples are compared with, for any number of sample sets.
 
-    extractor: Extractor
-    statistics: Statistics | Gaussian
-    sha256: str | None
+    metrics: those it allows; seconds: what opening it took, by stage.
+    """
+
+    features: Pass
+    source: Source
+    metrics: Mapping[str, Metric]
+    described: Described
     notes: list[str]
+    seconds: dict[str, float]
+
+    @property
+    def extractor(self) -> Extractor:
+        """The extractor of its features and of the samples'."""
+        return self.features.extractor
+
+    @property
+    def sha256(self) -> str | None:
+        """Hash of its file, None for folders and built-in sets."""
+        return self.source.sha256
 
 
-def open_reference(options: MetricsConfig, samples: ImageSet) -> Reference:
+def open_reference(
+    options: MetricsConfig, samples: ImageSet, processes: Processes | None = None
+) -> Reference:
     """The reference that the options name, for sets of images of the samples' size."""
     self_test()
-    extractor = build_extractor(options.features, options.inception_weights)
-    statistics, notes = reference_statistics(options, extractor, samples)
-    return Reference(extractor, statistics, hash_of(options.reference), notes)
+    for name in options.metrics:
+        choose("metric", name, METRICS)  # before the seconds that a network takes
+    seconds: dict[str, float] = {}
+    with timed(seconds, "extractor"):
+        extractor = build_extractor(options.features, options.weights or options.inception_weights)
+    with timed(seconds, "reference"):
+        features = Pass(extractor, options.batch_size, _cache(options), processes or alone())
+        source = find_source(options.reference, extractor.identity, samples)
+        metrics, notes = choose_metrics(options.metrics, extractor.outputs, source)
+        described = describe_source(source, metrics, features)
+    notes = few_notes(described, source.count or 0, "reference images") + source.notes + notes
+    return Reference(features, source, metrics, described, notes, seconds)
 
 
-def evaluate(options: MetricsConfig, *, reference: Reference | None = None) -> dict:
+def evaluate(
+    options: MetricsConfig,
+    *,
+    reference: Reference | None = None,
+    processes: Processes | None = None,
+) -> dict:
     """All metrics of one set of samples, as JSON values, with what is needed to trust them.
 
-    reference: the opened one, if it serves several sets.
+    reference: the opened one, if it serves several sets. Only the main process has the result, the
+    others help with the features and get an empty one.
     """
     samples = open_image_set(options.samples)
     samples_hash = hash_of(options.samples)
     manifest = read_manifest(options.samples, samples_hash)
     if options.agreement:
-        _check_labels(options, samples, manifest)
+        check_labels(options.agreement, samples, manifest)
     floor = open_image_set(options.floor) if options.floor else None
     if floor:
         check_same_size(floor, samples)
-    reference = reference or open_reference(options, samples)
-    compared, extractor = reference.statistics, reference.extractor
-    found = _statistics(samples, extractor, options, "samples")
-    notes = reference.notes + sample_notes(samples, found, manifest)
-    result = {
+    reference = reference or open_reference(options, samples, processes)
+    metrics, few = _enough(reference.metrics, samples.count, asked=bool(options.metrics))
+    run = _Run(options, reference, metrics, dict(reference.seconds))
+    with timed(run.seconds, "samples"):
+        found = run.describe(samples, samples_hash, "samples")
+    if floor:
+        with timed(run.seconds, "floor"):
+            of_floor = run.describe(floor, hash_of(options.floor), "floor")
+    if not reference.features.processes.is_main:
+        return {}
+    result = _facts(options, reference, samples, samples_hash) | run.values(found)
+    if floor:
+        values = _Run(options, reference, metrics, {}).values(of_floor)
+        result["floor"] = {"samples": options.floor, "count": floor.count, **values}
+    if options.bootstrap or options.extrapolate:
+        result["uncertainty"] = run.uncertainty(found)
+    if options.selftest:
+        result["selftest"] = self_test_of(reference.described, metrics, reference.extractor)
+    if options.agreement:
+        result["agreement"] = digits_agreement(samples, manifest)
+    notes = reference.notes + few + sample_notes(samples, found, manifest)
+    return result | {
+        "notes": notes + tool_notes(reference.extractor),
+        "seconds": {stage: round(taken, 3) for stage, taken in run.seconds.items()},
+        "device": device_name(),
+        "versions": versions(),
+        "manifest": manifest.facts if manifest else None,
+    }
+
+
+@dataclass(frozen=True)
+class _Run:
+    """The metrics of sets of images against one reference; seconds: by stage, filled on the way."""
+
+    options: MetricsConfig
+    reference: Reference
+    metrics: Mapping[str, Metric]
+    seconds: dict[str, float] = field(default_factory=dict)
+
+    def describe(self, images: ImageSet, sha256: str | None, title: str) -> Described:
+        """Features and statistics of images, all in one pass."""
+        needs = self.metrics.values()
+        rows = [metric.output for metric in needs if metric.samples == "rows"]
+        if "fid" in self.metrics and (self.options.bootstrap or self.options.extrapolate):
+            rows.append(POOL)
+        return self.reference.features.describe(
+            images,
+            rows=rows,
+            statistics=[metric.output for metric in needs if metric.samples == "statistics"],
+            identity=identity_of(images, sha256),
+            title=title,
+        )
+
+    def values(self, found: Described) -> dict[str, float | None]:
+        """Every metric's numbers."""
+        values: dict[str, float | None] = {}
+        for name, metric in self.metrics.items():
+            with timed(self.seconds, name):
+                values |= metric.function(found, self.reference.described)
+        return values
+
+    def uncertainty(self, found: Described) -> dict[str, dict]:
+        """How far the Frechet distance can be trusted, as the options ask."""
+        if "fid" not in self.metrics or POOL not in found.rows:
+            raise UserError("bootstrap and extrapolate are of fid; add it to --metrics")
+        sets = {
+            "samples": found.rows[POOL],
+            "reference": self.reference.described.statistics[POOL],
+        }
+        result = {}
+        if self.options.bootstrap:
+            with (
+                timed(self.seconds, "bootstrap"),
+                progress_bar(self.options.bootstrap, unit="resample", title="bootstrap") as bar,
+            ):
+                interval = bootstrap_frechet_distance(
+                    **sets, resamples=self.options.bootstrap, each=bar.update
+                )
+            result["interval"] = asdict(interval)
+        if self.options.extrapolate:
+            with timed(self.seconds, "extrapolate"):
+                result["extrapolation"] = asdict(extrapolated_frechet_distance(**sets))
+        return result
+
+
+@contextmanager
+def timed(seconds: dict[str, float], stage: str) -> Iterator[None]:
+    """Notes what the block took."""
+    start = time.perf_counter()
+    yield
+    seconds[stage] = time.perf_counter() - start
+
+
+def _enough(
+    metrics: Mapping[str, Metric], count: int, *, asked: bool
+) -> tuple[dict[str, Metric], list[str]]:
+    """The metrics that so few samples allow (E4); refuses one that was asked for by name."""
+    lacking = {name: metric for name, metric in metrics.items() if count < metric.fewest}
+    notes = [
+        f"{name} left out: it needs {metric.fewest} images, the samples are {count}"
+        for name, metric in lacking.items()
+    ]
+    if lacking and (asked or len(lacking) == len(metrics)):
+        raise UserError("; ".join(notes).replace(" left out:", ":"))
+    return {name: metric for name, metric in metrics.items() if name not in lacking}, notes
+
+
+def _facts(
+    options: MetricsConfig, reference: Reference, samples: ImageSet, samples_hash: str | None
+) -> dict:
+    return {
         "command": shlex.join(sys.argv),
         "samples": options.samples,
         "samples_sha256": samples_hash,
         "count": samples.count,
         "reference": options.reference,
         "reference_sha256": reference.sha256,
-        "reference_count": compared.count if isinstance(compared, Statistics) else None,
-        "extractor": extractor.identity,
-        "frechet_distance": _distance(found, compared),
-    }
-    if floor:
-        floor_statistics = _statistics(floor, extractor, options, "floor")
-        result["floor"] = {
-            "samples": options.floor,
-            "count": floor.count,
-            "frechet_distance": _distance(floor_statistics, compared),
-        }
-    if options.agreement:
-        result["agreement"] = digits_agreement(options, samples, manifest)
-    facts = manifest.facts if manifest else None
-    return result | {"notes": notes, "versions": _versions(), "manifest": facts}
-
-
-def _versions() -> dict:
-    return {
-        "sit_vit5": __version__,
-        "numpy": np.__version__,
-        "torch": torch.__version__,
-        "python": platform.python_version(),
+        "reference_count": reference.source.count,
+        "extractor": reference.extractor.identity,
     }
 
 
-def reference_statistics(
-    options: MetricsConfig, extractor: Extractor, samples: ImageSet
-) -> tuple[Statistics | Gaussian, list[str]]:
-    """Stored `mu` and `sigma`, or the statistics of the reference's images; and notes on them."""
-    path = Path(options.reference)
-    if path.is_file():
-        keys = set(npz_keys(path))
-        stored = {"mu", "sigma"} <= keys
-        if stored and extractor.identity["features"] == "inception":
-            if IMAGES_KEY in keys:  # ADM's files hold both; the images tell the size
-                check_same_size(npz_set(path), samples)
-                return _stored_statistics(path), []
-            return _stored_statistics(path), [f"{path} does not tell the size of its images"]
-        if IMAGES_KEY not in keys:
-            found = "Inception statistics" if stored else ", ".join(sorted(keys)) or "nothing"
-            raise UserError(
-                f"{path} holds {found}; expected {IMAGES_KEY}"
-                + ("; or use --features inception" if stored else ", or mu and sigma")
-            )
-    reference = open_image_set(options.reference)
-    check_same_size(reference, samples)
-    statistics = _statistics(reference, extractor, options, "reference")
-    return statistics, _few_note("reference images", statistics) + lossy_note(reference)
-
-
-def sample_notes(samples: ImageSet, found: Statistics, manifest: Manifest | None) -> list[str]:
+def sample_notes(samples: ImageSet, found: Described, manifest: Manifest | None) -> list[str]:
     """What a reader of the numbers should know of the samples."""
-    notes = _few_note("samples", found) + lossy_note(samples)
+    notes = few_notes(found, samples.count, "samples") + lossy_note(samples)
     if manifest is None:
         notes.append("no manifest beside the samples: the sampler's settings are unknown")
     return notes
 
 
-def digits_agreement(options: MetricsConfig, samples: ImageSet, manifest: Manifest) -> dict:
-    """The share of samples that a classifier of real digits gives the asked class."""
-    train, held_out = Digits("train"), Digits("held-out")
-    images = np.concatenate(list(samples.batches(options.batch_size)))
-    agreement = class_agreement(
-        train=(train.images, train.labels),
-        held_out=(held_out.images, held_out.labels),
-        samples=(images, np.array(manifest.labels)),
-    )
-    return {
-        "classifier": "support vectors on digits:train",
-        "samples": agreement.samples,
-        "held_out": agreement.held_out,
-        "per_class": list(agreement.per_class),
-    }
-
-
-def check_agreement(agreement: str, samples: ImageSet, class_names: Sequence[str]) -> None:
-    """Before the long part: is there a classifier, and is it one of such images and classes?"""
-    if agreement != "digits":
-        raise UserError(f"agreement {agreement!r} is not a labelled built-in set: digits")
-    digits = Digits("held-out")
-    check_same_size(array_set("digits", digits.images), samples)
-    if tuple(class_names) != digits.class_names:
-        raise UserError(f"the samples' classes {list(class_names[:12])} are not the digits")
-
-
-def _check_labels(options: MetricsConfig, samples: ImageSet, manifest: Manifest | None) -> None:
-    """Before the long part: are there labels, and a classifier that knows them?"""
-    if not manifest or len(manifest.labels) != samples.count:
-        raise UserError(
-            f"agreement needs the asked labels of {options.samples}: the manifest beside it is "
-            "missing or holds another number of labels"
-        )
-    check_agreement(options.agreement, samples, manifest.class_names)
-    if max(manifest.labels) >= len(manifest.class_names):
-        raise UserError(f"the manifest beside {options.samples} has a label without a class name")
-
-
-def _few_note(what: str, statistics: Statistics) -> list[str]:
-    features = len(statistics.mean)
-    if statistics.count > features:
+def tool_notes(extractor: Extractor) -> list[str]:
+    """With what else the values may be compared (E32)."""
+    if extractor.identity["features"] != "inception":
         return []
     return [
-        f"{statistics.count} {what} for {features} features: the covariance is rank-deficient and "
-        "the distance biased upwards; compare equal counts only"
+        "ADM's protocol with torch-fidelity's InceptionV3: not comparable with values of "
+        "pytorch-fid or clean-fid, which resize otherwise"
     ]
 
 
-def _statistics(
-    images: ImageSet, extractor: Extractor, options: MetricsConfig, title: str
-) -> Statistics:
-    return extract_statistics(
-        extractor, images.batches(options.batch_size), title=title, total=images.count
-    )
+def versions() -> dict[str, str]:
+    """Of Python, this project and the libraries that a value can depend on."""
+    found = {name: importlib.metadata.version(name) for name in LIBRARIES}
+    return {"sit_vit5": __version__, "python": platform.python_version(), **found}
 
 
-def _stored_statistics(path: Path) -> Gaussian:
-    try:
-        mean, covariance = (np.asarray(npz_array(path, key), np.float64) for key in ("mu", "sigma"))
-    except (TypeError, ValueError) as error:
-        raise UserError(f"{path}: mu and sigma are not numbers: {error}") from None
-    if mean.ndim != 1 or covariance.shape != (len(mean), len(mean)):
-        raise UserError(f"{path}: mu {mean.shape} and sigma {covariance.shape} do not fit together")
-    if not (np.isfinite(mean).all() and np.isfinite(covariance).all()):
-        raise UserError(f"{path}: mu or sigma is not finite")
-    return Gaussian(mean, covariance)
+def device_name() -> str:
+    """What the features were computed on."""
+    device = default_device()
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
 
 
-def _distance(a: Statistics, b: Statistics | Gaussian) -> float:
-    if a.mean.shape != b.mean.shape:
-        raise UserError(
-            f"samples have {len(a.mean)} features, the reference {len(b.mean)}; it was made with "
-            "another extractor"
-        )
-    distance = frechet_distance(a.mean, a.covariance, b.mean, b.covariance)
-    if not math.isfinite(distance):
-        raise UserError("the distance is not finite; check the reference and the extractor")
-    return distance
+def _cache(options: MetricsConfig) -> FeatureCache | None:
+    """Features of networks are kept; pixels are faster made than read."""
+    if not options.keep_features or options.features == "pixels":
+        return None
+    folder = Path(options.cache or DEFAULT_FOLDER).expanduser()
+    return FeatureCache(folder, int(options.cache_gigabytes * GIGABYTE))

@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
 from sit_vit5.data.digits import Digits
-from sit_vit5.data.folder import list_images
 from sit_vit5.data.images import EXTENSIONS, BadImage, read_rgb
 from sit_vit5.errors import UserError
+from sit_vit5.evaluation.image_files import FolderSet, ZipSet
 from sit_vit5.files import file_hash
-from sit_vit5.metrics.image_sets import ImageSet, array_set, check_images, npz_set
+from sit_vit5.metrics.image_sets import ImageSet, array_set, npy_set, npz_set
+from sit_vit5.run_folder import ARCHIVE, PARTIAL
 
 BUILT_IN = {"digits:train": "train", "digits:held-out": "held-out", "digits": "held-out"}
-LOSSY = (".jpg", ".jpeg", ".webp")
+LOSSY = ("JPEG", "WEBP")  # Pillow's names
 
 
 @dataclass(frozen=True)
@@ -30,51 +31,61 @@ class Manifest:
 
 
 def open_image_set(text: str) -> ImageSet:
-    """An npz with arr_0, a folder of images of one size, or a built-in set."""
+    """What a person has as images: see `docs/evaluation.md`; or a UserError that says what to do.
+
+    An npz with arr_0, an .npy, a folder that `sample/generate.py` wrote, a folder or zip archive of
+    image files of one size, or a built-in set.
+    """
     if text in BUILT_IN:
         return array_set(text, Digits(BUILT_IN[text]).images)
-    path = Path(text)
+    path = archive_of(text)
     if text and path.is_dir():
-        return folder_set(path)
+        return FolderSet(path)
     if path.is_file():
-        return npz_set(path)
+        return FILES.get(path.suffix.lower(), npz_set)(path)
     raise UserError(
         f"{text!r} does not exist; give an npz, a folder of images, or one of {', '.join(BUILT_IN)}"
     )
 
 
-def folder_set(folder: Path) -> ImageSet:
-    """All images below a folder in order of their names; one size, as stored, never resized."""
-    files = list_images(folder)
-    if not files:
-        raise UserError(f"{folder} holds no image (looked for {', '.join(EXTENSIONS)} below it)")
-    shape = read_pixels(files[0]).shape
+def archive_of(text: str) -> Path:
+    """The path; of a folder that `sample/generate.py` wrote the archive in it."""
+    path = Path(text)
+    if text and (path / ARCHIVE).is_file():
+        return path / ARCHIVE
+    if text and (path / PARTIAL).is_dir():
+        raise UserError(
+            f"{path} holds samples that are not complete; run the command that made them again"
+        )
+    return path
 
-    def batches(size: int) -> Iterator[np.ndarray]:
-        for start in range(0, len(files), size):
-            images = [read_pixels(file) for file in files[start : start + size]]
-            for file, image in zip(files[start : start + size], images, strict=True):
-                if image.shape != shape:
-                    raise UserError(
-                        f"{file} is {image.shape[1]}x{image.shape[0]}, the others "
-                        f"{shape[1]}x{shape[0]}; all images must have one size"
-                    )
-            yield np.stack(images)
 
-    check_images(str(folder), (len(files), *shape), np.dtype(np.uint8))
-    return ImageSet(str(folder), len(files), shape, batches)
+def _pickle(path: Path) -> ImageSet:
+    raise UserError(
+        f"{path} is a pickle, which may run foreign code when read; save its images as arr_0 of an "
+        "npz, its statistics as mu and sigma"
+    )
+
+
+def _single(path: Path) -> ImageSet:
+    raise UserError(f"{path} is a single image; give the folder of all images")
+
+
+FILES: dict[str, Callable[[Path], ImageSet]] = {
+    ".npy": npy_set,
+    ".zip": ZipSet,
+    ".pkl": _pickle,
+    ".pickle": _pickle,
+    **dict.fromkeys(EXTENSIONS, _single),
+}
 
 
 def lossy_note(images: ImageSet) -> list[str]:
     """A note if a folder holds JPEGs: they shift a distance to lossless images (row E8)."""
-    folder = Path(images.name)
-    if images.name in BUILT_IN or not folder.is_dir():
-        return []
-    lossy = [file for file in list_images(folder) if file.suffix.lower() in LOSSY]
-    if not lossy:
-        return []
+    lossy = {name: count for name, count in images.formats.items() if name in LOSSY}
     return [
-        f"{folder} holds {len(lossy)} lossy files such as {lossy[0].name}: they shift distances"
+        f"{images.name} holds {count} lossy files ({name}): they shift distances"
+        for name, count in lossy.items()
     ]
 
 
@@ -89,8 +100,8 @@ def check_same_size(other: ImageSet, samples: ImageSet) -> None:
 
 def hash_of(text: str) -> str | None:
     """SHA-256 of a file that was compared; None for folders and built-in sets."""
-    path = Path(text)
-    return file_hash(path) if text not in BUILT_IN and path.is_file() else None
+    path = Path(text) if text in BUILT_IN else archive_of(text)
+    return file_hash(path) if path.is_file() else None
 
 
 def read_manifest(samples: str, samples_hash: str | None) -> Manifest | None:
@@ -125,7 +136,7 @@ def _no_nan(word: str) -> float:
 
 def manifest_path(samples: str) -> Path:
     """Where the manifest of an archive lies."""
-    return Path(samples).with_suffix(".json")
+    return archive_of(samples).with_suffix(".json")
 
 
 def read_pixels(file: Path) -> np.ndarray:

@@ -7,23 +7,31 @@ from pathlib import Path
 from sit_vit5.config import MetricsConfig
 from sit_vit5.errors import UserError
 from sit_vit5.evaluation.inputs import BUILT_IN, manifest_path
+from sit_vit5.metrics.registry import METRICS
 
-NAMES = {"inception": "FID", "pixels": "Frechet distance of pixels"}
+# Results whose value is a part of another row.
+SPREADS = {"kernel_distance": "kernel_distance_standard_error"}
 
 
-def metric_name(features: str, count: int) -> str:
-    """The distance's name with the number of samples, on which its value depends."""
-    return f"{NAMES[features]}-{'50K' if count == 50_000 else count}"
+def metric_name(features: str, count: int, key: str = "frechet_distance") -> str:
+    """A result's name with the number of samples, on which its value depends.
+
+    FID and the like are names of what Inception's features give, with other features the plain
+    words stand.
+    """
+    names = {key: name for metric in METRICS.values() for key, name in metric.names.items()}
+    name = names[key]
+    if features != "inception":
+        name = f"{key.replace('_', ' ').capitalize()} of {features}"
+    return f"{name}-{'50K' if count == 50_000 else count}"
 
 
 def report(result: dict) -> str:
     """The result as a table: name with the number of samples, value, what it was compared with."""
-    name = metric_name(result["extractor"]["features"], result["count"])
-    reference = result["reference"]
-    rows = [(name, f"{result['frechet_distance']:.4f}", reference)]
+    rows = _metric_rows(result) + _uncertainty_rows(result)
     if floor := result.get("floor"):
-        value = f"{floor['frechet_distance']:.4f}"
-        rows.append((f"floor: {floor['samples']}-{floor['count']}", value, reference))
+        for name, value, against in _metric_rows(result | floor):
+            rows.append((f"floor ({floor['samples']}): {name}", value, against))
     if agreement := result.get("agreement"):
         for what, share in (
             ("samples classified as asked", agreement["samples"]),
@@ -31,11 +39,40 @@ def report(result: dict) -> str:
         ):
             rows.append((what, f"{share:.1%}", agreement["classifier"]))
     widths = [max(len(row[column]) for row in rows) for column in range(2)]
-    lines = [f"{row[0]:<{widths[0]}}  {row[1]:>{widths[1]}}  {row[2]}" for row in rows]
+    lines = [f"{row[0]:<{widths[0]}}  {row[1]:>{widths[1]}}  {row[2]}".rstrip() for row in rows]
     sampler = ((result["manifest"] or {}).get("settings") or {}).get("sampler")
     if sampler:
         lines.append("sampler: " + ", ".join(_said(sampler)))
+    if errors := result.get("selftest"):
+        lines.append(f"self-test passed: largest error {max(errors.values()):.1e}")
     return "\n".join(lines + [f"note: {note}" for note in result["notes"]])
+
+
+def _metric_rows(result: dict) -> list[tuple[str, str, str]]:
+    """A row per value; those without a reference say nothing of one."""
+    rows = []
+    for metric in METRICS.values():
+        for key in (key for key in metric.names if key in result):
+            name = metric_name(result["extractor"]["features"], result["count"], key)
+            value = f"{result[key]:.4f}"
+            spread = result.get(SPREADS.get(key, ""))
+            if spread is not None:
+                value = f"{result[key]:.5f} +- {spread:.5f}"
+            rows.append((name, value, result["reference"] if metric.reference else ""))
+    return rows
+
+
+def _uncertainty_rows(result: dict) -> list[tuple[str, str, str]]:
+    found, rows = result.get("uncertainty", {}), []
+    if interval := found.get("interval"):
+        value = f"{interval['low']:.4f} to {interval['high']:.4f}"
+        rows.append(("its 95% interval", value, f"{interval['resamples']} resamples"))
+    if line := found.get("extrapolation"):
+        counts = line["counts"]
+        rows.append(
+            ("at infinitely many samples", f"{line['value']:.4f}", f"from {counts[0]} and more")
+        )
+    return rows
 
 
 def _said(settings: dict, prefix: str = "") -> list[str]:

@@ -1,6 +1,42 @@
-"""Distances between sets of images. Knows nothing of models and sampling: any npz will do."""
+"""Distances between sets of images. Knows nothing of models and sampling: any npz will do.
 
-from sit_vit5.metrics.frechet import frechet_distance
-from sit_vit5.metrics.statistics import Statistics
+Features come from an extractor or from elsewhere, as NumPy or torch arrays (N, D) or iterables of
+batches of them. `METRICS` names every metric; `Accumulator` computes them in a training loop.
+"""
 
-__all__ = ["Statistics", "frechet_distance"]
+from sit_vit5.metrics.accumulator import Accumulator, describe
+from sit_vit5.metrics.extractors import EXTRACTORS, Extractor, build_extractor
+from sit_vit5.metrics.features import extract_features, extract_statistics
+from sit_vit5.metrics.frechet import frechet_distance, frechet_distance_of
+from sit_vit5.metrics.inception_score import inception_score
+from sit_vit5.metrics.kid import kernel_distance
+from sit_vit5.metrics.metric import Described, Metric
+from sit_vit5.metrics.precision_recall import precision_recall
+from sit_vit5.metrics.registry import METRICS
+from sit_vit5.metrics.statistics import Gaussian, Statistics
+from sit_vit5.metrics.uncertainty import (
+    bootstrap_frechet_distance,
+    extrapolated_frechet_distance,
+)
+
+__all__ = [
+    "EXTRACTORS",
+    "METRICS",
+    "Accumulator",
+    "Described",
+    "Extractor",
+    "Gaussian",
+    "Metric",
+    "Statistics",
+    "bootstrap_frechet_distance",
+    "build_extractor",
+    "describe",
+    "extract_features",
+    "extract_statistics",
+    "extrapolated_frechet_distance",
+    "frechet_distance",
+    "frechet_distance_of",
+    "inception_score",
+    "kernel_distance",
+    "precision_recall",
+]

@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
+
+from sit_vit5.metrics.rows import Features, batches_of
+
+# Rows whose scatter is one matrix product. The cuts lie at its multiples, however rows arrive, so
+# the statistics of the same rows are the same to the bit; and 1.28 million rows need 64 MB.
+BLOCK = 4096
 
 
 @dataclass(frozen=True)
@@ -24,12 +31,12 @@ class Statistics:
     scatter: np.ndarray
 
     @staticmethod
-    def of(features: np.ndarray) -> Statistics:
-        """Statistics of the rows of features (N, D), in fp64."""
-        features = np.asarray(features, np.float64)
-        mean = features.mean(axis=0)
-        centred = features - mean
-        return Statistics(len(features), mean, centred.T @ centred)
+    def of(features: Features) -> Statistics:
+        """Statistics of features (N, D), given whole or in batches of any size, in fp64."""
+        moments = Moments()
+        for rows in batches_of(features, "features"):
+            moments.add(rows)
+        return moments.statistics()
 
     def merge(self, other: Statistics) -> Statistics:
         """Statistics of both sets together (Chan et al., 1983): no cancellation of big sums."""
@@ -47,3 +54,39 @@ class Statistics:
     def covariance(self) -> np.ndarray:
         """Unbiased covariance (D, D): divisor count - 1, as np.cov and ADM."""
         return self.scatter / max(self.count - 1, 1)
+
+
+class Moments:
+    """Statistics of rows that arrive in pieces of any size; holds `BLOCK` rows at most."""
+
+    def __init__(self) -> None:
+        self._whole: Statistics | None = None
+        self._waiting: list[np.ndarray] = []
+        self._count = 0
+
+    def add(self, rows: np.ndarray) -> None:
+        """The next rows, (N, D)."""
+        for piece in self._cut(rows):
+            self._waiting.append(piece)
+            self._count += len(piece)
+            if self._count == BLOCK:
+                self._whole = self.statistics()
+                self._waiting, self._count = [], 0
+
+    def statistics(self) -> Statistics:
+        """Statistics of all rows so far, of which there must be one."""
+        if not self._waiting:
+            assert self._whole is not None, "no rows"
+            return self._whole
+        rows = np.concatenate(self._waiting).astype(np.float64, copy=False)  # (n, D)
+        mean = rows.mean(axis=0)
+        rows = rows - mean
+        block = Statistics(len(rows), mean, rows.T @ rows)
+        return block if self._whole is None else self._whole.merge(block)
+
+    def _cut(self, rows: np.ndarray) -> Iterator[np.ndarray]:
+        start = 0
+        while start < len(rows):
+            stop = start + BLOCK - self._count
+            yield rows[start:stop]
+            start = stop

@@ -20,10 +20,10 @@ from sit_vit5.distributed import Processes, one_word
 from sit_vit5.errors import UserError
 from sit_vit5.files import file_hash, lock
 from sit_vit5.progress import progress_bar
-from sit_vit5.run_folder import SAMPLES, run_of, step_name
+from sit_vit5.run_folder import ARCHIVE, SAMPLES, run_of, step_name
 from sit_vit5.sampling.generator import choose_labels, find_classes
 from sit_vit5.sampling.load import Loaded, load
-from sit_vit5.sampling.sample_set import ARCHIVE, SampleSet, write_pngs
+from sit_vit5.sampling.sample_set import SampleSet, write_pngs
 
 
 def generate(options: GenerateConfig, processes: Processes) -> Path:

@@ -21,10 +21,8 @@ from PIL import Image
 from sit_vit5.errors import UserError
 from sit_vit5.files import check_same, check_space, file_hash, sync, write_json
 from sit_vit5.progress import progress_bar
+from sit_vit5.run_folder import ARCHIVE, MANIFEST, PARTIAL
 
-MANIFEST = "samples.json"
-ARCHIVE = "samples.npz"
-PARTIAL = "samples.partial"
 IMAGES = "images.npy"
 COST = "cost.npy"
 

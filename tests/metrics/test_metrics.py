@@ -113,7 +113,7 @@ def test_inception_features_equal_the_library_and_ignore_the_batch(inception_fil
 
     images = rng().integers(0, 256, (3, 32, 32, 3), dtype=np.uint8)
     extractor = build_extractor("inception", str(inception_file))
-    found = extractor(images)
+    found = extractor(images)["pool"]
     library = FeatureExtractorInceptionV3(
         "official", ["2048"], feature_extractor_weights_path=str(inception_file)
     ).eval()
@@ -121,7 +121,7 @@ def test_inception_features_equal_the_library_and_ignore_the_batch(inception_fil
         (expected,) = library(torch.from_numpy(images).permute(0, 3, 1, 2))
     assert found.shape == (3, 2048)
     np.testing.assert_array_equal(found, expected.numpy())
-    np.testing.assert_allclose(extractor(images[1:2])[0], found[1], rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(extractor(images[1:2])["pool"][0], found[1], rtol=1e-4, atol=1e-5)
     assert len(extractor.identity["weights_sha256"]) == 64
 
 

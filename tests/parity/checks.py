@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-import numpy as np
 import torch
 from comparison import Check, Tensors, difference, official_sit, official_weights
 from flow_checks import (
@@ -16,13 +15,12 @@ from flow_checks import (
     transport,
     transport_intervals,
 )
+from metric_checks import adm_metrics
 from safetensors.torch import load_file
 
 from sit_vit5 import presets
 from sit_vit5.data.images import center_crop, read_rgb
 from sit_vit5.flow.loss import drop_labels
-from sit_vit5.metrics.frechet import frechet_distance
-from sit_vit5.metrics.statistics import Statistics
 from sit_vit5.models.classifier import ViT5Classifier
 from sit_vit5.models.conditioning import timestep_embedding
 from sit_vit5.models.convert import sit_state_dict, vit5_state_dict
@@ -197,33 +195,6 @@ def center_crop_images(facts: dict, tensors: Tensors, folder: Path) -> Iterator[
         image = read_rgb(folder / "center_crop" / case["image"])
         ours = torch.from_numpy(center_crop(image, case["image_size"]).copy())
         yield Check(case["key"], difference(ours, tensors[case["key"]]), 0)
-
-
-def adm_metrics(facts: dict, tensors: Tensors, folder: Path) -> Iterator[Check]:
-    def distance(sample: np.ndarray, reference: np.ndarray) -> float:
-        a, b = Statistics.of(sample), Statistics.of(reference)
-        return frechet_distance(a.mean, a.covariance, b.mean, b.covariance)
-
-    for name, case in facts["cases"].items():
-        scale = 300 if name == "large" else 1
-        kind = "small" if name == "large" else name
-        sample, reference = (
-            (tensors[f"input.{kind}.{part}"] * scale).numpy() for part in ("sample", "ref")
-        )
-        tolerance = case["tol_fid_abs"]
-        error = abs(distance(sample, reference) - case["fid_sample_vs_ref"])
-        yield Check(f"{name} FID", error, tolerance)
-        exact = case["fid_float64_psd_eigenvalue_formula"]
-        error = abs(distance(sample, reference) - exact)
-        # Its roots of eigenvalues that are only rounding cost the reference formula 1e-6 itself.
-        yield Check(f"{name} FID against fp64", error, max(2e-6, 1e-8 * exact))
-        yield Check(f"{name} FID of itself", abs(distance(sample, sample)), 1e-9 * scale**2)
-    sample, reference = (
-        tensors[f"input.spatial.{part}"][..., :7].flatten(1).numpy() for part in ("sample", "ref")
-    )
-    expected = facts["sfid"]["sfid_first7_channels"]
-    tolerance = facts["tolerance"]["sfid_rel"] * expected
-    yield Check("sFID", abs(distance(sample, reference) - expected), tolerance)
 
 
 # Official classifier -> our name.

@@ -1,0 +1,153 @@
+"""What samples are compared with, and which metrics that allows."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from sit_vit5.errors import UserError, choose
+from sit_vit5.evaluation.feature_pass import MOST_ROWS, Pass, identity_of
+from sit_vit5.evaluation.inputs import (
+    BUILT_IN,
+    FILES,
+    check_same_size,
+    hash_of,
+    lossy_note,
+    open_image_set,
+)
+from sit_vit5.metrics.extractors import POOL, SPATIAL
+from sit_vit5.metrics.image_sets import ImageSet
+from sit_vit5.metrics.metric import Described, Metric
+from sit_vit5.metrics.reference_file import read_reference
+from sit_vit5.metrics.registry import METRICS
+from sit_vit5.metrics.statistics import Gaussian, Statistics
+
+_MAKE = "give images, or a file by evaluate/reference.py make"
+
+
+@dataclass(frozen=True)
+class Source:
+    """What a reference offers before any feature is computed.
+
+    stored: statistics from its file by output; images: for rows, and for statistics if none are
+    stored; whole: whether they are all there is, not an extract for precision and recall.
+    """
+
+    name: str
+    sha256: str | None
+    stored: Mapping[str, Gaussian]
+    images: ImageSet | None
+    count: int | None
+    notes: list[str]
+
+    @property
+    def has_rows(self) -> bool:
+        """Whether features of single images can be had."""
+        return self.images is not None and self.images.count <= MOST_ROWS
+
+    def has_statistics(self, output: str) -> bool:
+        """Whether mean and covariance of an output can be had."""
+        return output in self.stored or (not self.stored and self.images is not None)
+
+
+def find_source(text: str, extractor: dict, samples: ImageSet) -> Source:
+    """What the reference holds for this extractor. Refuses images of another size than samples'."""
+    path = Path(text)
+    if text not in BUILT_IN and path.is_file() and path.suffix.lower() not in FILES:
+        return _of_file(path, extractor, samples)
+    images = open_image_set(text)
+    check_same_size(images, samples)
+    return Source(text, hash_of(text), {}, images, images.count, lossy_note(images))
+
+
+def _of_file(path: Path, extractor: dict, samples: ImageSet) -> Source:
+    file = read_reference(path)
+    file.check_size(samples.shape)
+    if file.pool is None or file.has_statistics_of(extractor):
+        pairs = ((POOL, file.pool), (SPATIAL, file.spatial))
+        stored = {output: found for output, found in pairs if found is not None}
+        notes = [] if file.image_shape else [f"{path} does not tell the size of its images"]
+        count = file.count if stored else file.images.count
+        return Source(str(path), file.sha256, stored, file.images, count, notes)
+    if file.images is None:
+        file.check_extractor(extractor)
+    note = (
+        f"the statistics in {path} are of another extractor; its {file.images.count} images were "
+        "used instead"
+    )
+    return Source(str(path), file.sha256, {}, file.images, file.images.count, [note])
+
+
+def choose_metrics(
+    asked: Sequence[str], outputs: Sequence[str], source: Source
+) -> tuple[dict[str, Metric], list[str]]:
+    """The metrics to compute, and notes on those left out.
+
+    asked: names, each of which must be possible; none for all that are.
+    """
+    chosen, notes = {}, []
+    for name in asked or METRICS:
+        metric = choose("metric", name, METRICS)
+        reason = _lacking_output(metric, outputs) or _lacking_reference(metric, source)
+        if not reason:
+            chosen[name] = metric
+        elif asked:
+            raise UserError(f"metric {name} {reason}")
+        elif metric.output in outputs:
+            notes.append(f"{name} left out: it {reason}")
+    if not chosen:
+        raise UserError(f"{source.name} allows no metric of these features: {'; '.join(notes)}")
+    return chosen, notes
+
+
+def _lacking_output(metric: Metric, outputs: Sequence[str]) -> str | None:
+    if metric.output in outputs:
+        return None
+    return f"needs {metric.output} features; use --features inception"
+
+
+def _lacking_reference(metric: Metric, source: Source) -> str | None:
+    if metric.reference == "rows" and not source.has_rows:
+        if source.images is not None:
+            return f"takes at most {MOST_ROWS:,} reference images, {source.name} has more; " + _MAKE
+        return f"needs reference images, and {source.name} holds statistics only; " + _MAKE
+    if metric.reference == "statistics" and not source.has_statistics(metric.output):
+        return (
+            f"needs statistics of {metric.output} features, and {source.name} holds those of "
+            f"{', '.join(source.stored)} only; " + _MAKE
+        )
+    return None
+
+
+def describe_source(source: Source, metrics: Mapping[str, Metric], features: Pass) -> Described:
+    """Rows and statistics of the reference that the metrics need; one pass at most."""
+    needs = metrics.values()
+    rows = [metric.output for metric in needs if metric.reference == "rows"]
+    statistics = [metric.output for metric in needs if metric.reference == "statistics"]
+    missing = [output for output in statistics if output not in source.stored]
+    found = Described()
+    if rows or missing:
+        found = features.describe(
+            source.images,
+            rows=rows,
+            statistics=missing,
+            identity=identity_of(source.images, source.sha256),
+            title="reference",
+        )
+    return Described(found.rows, {**source.stored, **found.statistics})
+
+
+def few_notes(described: Described, count: int, what: str) -> list[str]:
+    """Of a covariance without full rank (E4), once for the widest features."""
+    widths = [
+        len(found.mean)
+        for found in described.statistics.values()
+        if isinstance(found, Statistics) and found.count <= len(found.mean)
+    ]
+    if not widths:
+        return []
+    return [
+        f"{count} {what} for {max(widths)} features: the covariance is rank-deficient and "
+        "the distance biased upwards; compare equal counts only"
+    ]

@@ -1,0 +1,90 @@
+"""torch-fidelity's InceptionV3, the port of the network that FID was defined with."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from sit_vit5.errors import UserError
+from sit_vit5.files import file_hash
+from sit_vit5.metrics.device import default_device
+from sit_vit5.metrics.extractors.base import (
+    LOGITS,
+    POOL,
+    SPATIAL,
+    check_outputs,
+    check_tensors_only,
+    first_line,
+    image_tensor,
+)
+from sit_vit5.precision import tf32_off
+
+# ADM's evaluator takes channels 0..6 of 192: 7 x 17 x 17 = 2,023 numbers, about as many as pool's.
+SPATIAL_CHANNELS = 7
+_WHAT = "torch-fidelity's Inception weights file"
+
+
+class Inception:
+    """pool (2,048), logits without bias (1,008) and ADM's spatial features (2,023), fp32.
+
+    It resizes as TensorFlow did. ADM's `mixed_6/conv:0` is the rectified output of the 1x1 branch
+    of the block that the port calls Mixed_6d: 17x17, flattened with the channels last.
+    """
+
+    outputs = (POOL, SPATIAL, LOGITS)
+
+    def __init__(self, weights: str | None = None):
+        path = find_inception_weights(weights)
+        # Imported here: torch-fidelity takes seconds, and pixels need none of it.
+        from torch_fidelity.feature_extractor_inceptionv3 import FeatureExtractorInceptionV3
+
+        # The library unpickles the file without restriction.
+        check_tensors_only(path, _WHAT)
+        try:
+            network = FeatureExtractorInceptionV3(
+                "inception-v3-compat",
+                ["2048", "logits_unbiased"],
+                feature_extractor_weights_path=str(path),
+            )
+        except Exception as error:  # load_state_dict raises many types
+            raise UserError(f"{path} is not {_WHAT}: {first_line(error)}") from None
+        self.device = default_device()
+        self.network = network.to(self.device).eval()
+        self.identity = {"features": "inception", "weights_sha256": file_hash(path)}
+
+    @torch.inference_mode()
+    def __call__(
+        self, images: np.ndarray, outputs: Sequence[str] = (POOL,)
+    ) -> dict[str, np.ndarray]:
+        check_outputs(outputs, self.outputs, "inception")
+        found = {}
+
+        def record(branch: torch.nn.Module, inputs: tuple, output: torch.Tensor) -> None:
+            # A copy, before anything can work on the output in place.
+            first = output[:, :SPATIAL_CHANNELS].permute(0, 2, 3, 1)  # (B, 17, 17, 7)
+            found[SPATIAL] = first.flatten(1).clone()
+
+        hook = self.network.Mixed_6d.branch1x1.register_forward_hook(record)
+        try:
+            with tf32_off():
+                found[POOL], found[LOGITS] = self.network(image_tensor(images, self.device))
+        finally:
+            hook.remove()
+        return {output: found[output].cpu().numpy() for output in outputs}
+
+
+def find_inception_weights(path: str | None) -> Path:
+    """The given file, or torch-fidelity's in torch's cache; never a download by surprise."""
+    from torch_fidelity.feature_extractor_inceptionv3 import URL_INCEPTION_V3
+
+    name = URL_INCEPTION_V3.rsplit("/", 1)[1]
+    found = Path(path) if path else Path(torch.hub.get_dir()) / "checkpoints" / name
+    if not found.is_file():
+        raise UserError(
+            f"Inception weights {found} do not exist; download {URL_INCEPTION_V3} to that place, "
+            "or give the file with --inception-weights FILE; for small images --features pixels"
+        )
+    return found

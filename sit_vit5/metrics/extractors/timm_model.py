@@ -1,0 +1,127 @@
+"""Any model of timm as an extractor, and DINOv2 by name."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch.nn import functional
+
+from sit_vit5.errors import UserError, nearest
+from sit_vit5.files import file_hash
+from sit_vit5.metrics.device import default_device
+from sit_vit5.metrics.extractors.base import (
+    POOL,
+    check_outputs,
+    check_tensors_only,
+    first_line,
+    image_tensor,
+)
+from sit_vit5.precision import tf32_off
+
+DINOV2, DINOV2_SIDE = "vit_large_patch14_dinov2.lvd142m", 224
+
+
+class TimmModel:
+    """The pooled features of a timm model, fp32, of images resized to its own size.
+
+    Resizing is timm's for the model (mostly bicubic), antialiased, to its input size whatever the
+    aspect, without a crop, so that no part of an image escapes; then its mean and deviation.
+    """
+
+    outputs = (POOL,)
+
+    def __init__(self, model: str, weights: str | None = None, *, side: int | None = None):
+        path = find_timm_weights(model, weights)
+        self.device = default_device()
+        self.network = _load(model, path, side).to(self.device).eval()
+        config = self.network.pretrained_cfg
+        self.size = (side, side) if side else tuple(config["input_size"][1:])
+        self.mode = config["interpolation"] if config["interpolation"] != "random" else "bicubic"
+        self.mean, self.deviation = (
+            torch.tensor(config[key], device=self.device)[:, None, None] for key in ("mean", "std")
+        )
+        self.identity = {
+            "features": f"timm:{model}",
+            "weights_sha256": file_hash(path),
+            "size": list(self.size),
+            "resize": f"{self.mode}, antialiased",
+        }
+
+    @torch.inference_mode()
+    def __call__(
+        self, images: np.ndarray, outputs: Sequence[str] = (POOL,)
+    ) -> dict[str, np.ndarray]:
+        check_outputs(outputs, self.outputs, self.identity["features"])
+        with tf32_off():
+            values = image_tensor(images, self.device).float() / 255
+            values = functional.interpolate(values, self.size, mode=self.mode, antialias=True)
+            # Bicubic weights overshoot; an image library would clip as well.
+            values = (values.clamp(0, 1) - self.mean) / self.deviation
+            return {POOL: self.network(values).float().flatten(1).cpu().numpy()}
+
+
+class DINOv2(TimmModel):
+    """The cls token of DINOv2 ViT-L/14 at 224 pixels, 1,024 numbers (Stein et al., 2023).
+
+    From timm's port of the weights: torch-fidelity and dgm-eval fetch the model's code by
+    torch.hub. Their resizing and position tables differ in detail: compare values of one tool only.
+    """
+
+    def __init__(self, weights: str | None = None):
+        super().__init__(DINOV2, weights, side=DINOV2_SIDE)
+        self.identity = {"features": "dinov2", "model": DINOV2, **_without_name(self.identity)}
+
+
+def find_timm_weights(model: str, path: str | None) -> Path:
+    """The given file, or the model's in Hugging Face's cache; never a download by surprise."""
+    # Imported here: timm takes seconds.
+    import timm
+    from huggingface_hub import try_to_load_from_cache
+
+    if not timm.is_model(model):
+        known = nearest(model, timm.list_models() + timm.list_pretrained())
+        raise UserError(f"timm has no model {model!r}; nearest: {known}")
+    if path is not None:
+        if not Path(path).is_file():
+            raise UserError(f"weights {path} do not exist")
+        return Path(path)
+    config = timm.get_pretrained_cfg(model)
+    if config is None or not config.hf_hub_id:
+        raise UserError(f"timm has no published weights of {model}; give a file by --weights FILE")
+    hub, name = config.hf_hub_id, config.hf_hub_filename or "model.safetensors"
+    found = try_to_load_from_cache(hub, name)
+    if not isinstance(found, str):
+        raise UserError(
+            f"weights of {model} are not in Hugging Face's cache; run `hf download {hub} {name}`, "
+            f"or download https://huggingface.co/{hub}/resolve/main/{name} and give it by "
+            "--weights FILE"
+        )
+    return Path(found)
+
+
+def _load(model: str, path: Path, side: int | None) -> torch.nn.Module:
+    import timm
+
+    what = f"a weights file of timm's {model}"
+    if path.suffix != ".safetensors":
+        check_tensors_only(path, what)
+    # It warns of position tables that it resizes and of heads that it drops, as asked.
+    logging.getLogger("timm").setLevel(logging.ERROR)
+    try:
+        return timm.create_model(
+            model,
+            pretrained=True,
+            pretrained_cfg_overlay={"file": str(path)},
+            num_classes=0,
+            **({"img_size": side} if side else {}),
+        )
+    except Exception as error:  # load_state_dict, safetensors: many types
+        raise UserError(f"{path} is not {what}: {first_line(error)}") from None
+
+
+def _without_name(identity: dict) -> dict:
+    return {key: value for key, value in identity.items() if key != "features"}
