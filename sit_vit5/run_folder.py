@@ -1,7 +1,8 @@
 """Where a run keeps its files, and how a path given by a user leads to a checkpoint.
 
-    runs/NAME/config.yaml  metrics.jsonl  events.jsonl  evaluations.jsonl  loss.png  run.html
-              latest  samples/step_0001000.png  checkpoints/step_0001000/  tensorboard/  ema_snapshots/
+    runs/NAME/config.yaml  metrics.jsonl  evaluations.jsonl  events.jsonl  loss.png  run.html
+              latest  samples/step_0001000.png  checkpoints/step_0001000/  tensorboard/
+              ema_snapshots/
 
 `latest` is a text file that holds the path, relative to it, of the newest complete checkpoint.
 """

@@ -22,6 +22,7 @@ FLOORS = [
         "pipeline",
         "sweep",
         "likelihood",
+        "online_evaluation",
         "data.encode",
         "data.inspect",
     },

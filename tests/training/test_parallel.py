@@ -39,13 +39,28 @@ def folder(tmp_path_factory) -> Path:
         return ["--resume", folder / name, "--steps", 6, *argv]
 
     cut = ("--parallel", "fsdp2")
+    evaluated = (
+        "--evaluation.every", 6, "--evaluation.reference", "digits:held-out", "--evaluation.steps",
+        1, "--evaluation.features", "pixels", "--evaluation.num-samples", 40,
+        "--evaluation.batch-size", 8,
+    )  # fmt: skip
     said = launch(
         2,
-        fresh("two", "--ema.widths", 0.1, "--ema.snapshot-every", 6),
+        fresh("two", "--ema.widths", 0.1, "--ema.snapshot-every", 6, *evaluated),
         fresh("stopped", "--ema.widths", 0.1, "--ema.snapshot-every", 6, "--steps", 3),
         resumed("stopped"),
         fresh("moved", "--steps", 2),
-        fresh("cut", *cut, "--ema.widths", 0.1, "--ema.snapshot-every", 6, "--preview.every", 6),
+        fresh(
+            "cut",
+            *cut,
+            "--ema.widths",
+            0.1,
+            "--ema.snapshot-every",
+            6,
+            "--preview.every",
+            6,
+            *evaluated,
+        ),
         fresh("cut stopped", *cut, "--steps", 3),
         resumed("cut stopped"),
         ["ACCELERATE_USE_FSDP=true", "FSDP_VERSION=2", *fresh("told", "--steps", 2)],
@@ -54,7 +69,7 @@ def folder(tmp_path_factory) -> Path:
     trainer(config(folder, "--accumulation", 2, name="one")).run()
     moved = open_checkpoint(folder / "moved").config
     trainer(replace(moved, steps=4), resume=folder / "moved").run()
-    launch(4, resumed("moved", *cut), fresh("four", *cut))
+    launch(4, resumed("moved", *cut), fresh("four", *cut, *evaluated))
     return folder
 
 
@@ -82,6 +97,16 @@ def test_a_cut_model_is_saved_drawn_and_snapshot_whole(folder):
     ] * 2
     said = (folder / "two.txt").read_text()
     assert said.count("cut over the processes") == 4  # cut, cut stopped twice, told
+
+
+def test_processes_draw_and_evaluate_the_same_samples(folder):
+    found = [
+        json.loads((folder / run / "evaluations.jsonl").read_text())
+        for run in ("two", "cut", "four")
+    ]
+    values = [row["values"]["Frechet distance of pixels-40"] for row in found]
+    assert [row["step"] for row in found] == [6, 6, 6]
+    assert values == pytest.approx([values[0]] * 3, rel=1e-3)  # pixels are rounded to bytes
 
 
 def test_words_of_launcher_and_configuration_that_differ_are_refused(tmp_path, monkeypatch):
