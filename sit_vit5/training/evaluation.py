@@ -45,8 +45,8 @@ def evaluate(
         failure = str(error) or type(error).__name__
     if words.largest(stopped()):
         raise UserError("broken off by a signal")
-    # None waits in the gathering for one that failed.
-    if words.largest(bool(failure)):
-        raise UserError(failure or "another process failed")
+    failures = [word for word in gather([failure], processes) if word]
+    if failures:
+        raise UserError(failures[0])
     shares = gather([share], processes)
     return evaluation.values(shares) if processes.is_main else {}

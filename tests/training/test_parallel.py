@@ -38,7 +38,7 @@ def folder(tmp_path_factory) -> Path:
     def resumed(name: str, *argv: object) -> list[object]:
         return ["--resume", folder / name, "--steps", 6, *argv]
 
-    cut = ("--parallel", "fsdp2")
+    cut, widths = ("--parallel", "fsdp2"), ("--ema.widths", 0.1, "--ema.snapshot-every", 6)
     evaluated = (
         "--evaluation.every", 6, "--evaluation.reference", "digits:held-out", "--evaluation.steps",
         1, "--evaluation.features", "pixels", "--evaluation.num-samples", 40,
@@ -46,8 +46,8 @@ def folder(tmp_path_factory) -> Path:
     )  # fmt: skip
     said = launch(
         2,
-        fresh("two", "--ema.widths", 0.1, "--ema.snapshot-every", 6, *evaluated),
-        fresh("stopped", "--ema.widths", 0.1, "--ema.snapshot-every", 6, "--steps", 3),
+        fresh("two", *widths, *evaluated),
+        fresh("stopped", *widths, "--steps", 3),
         resumed("stopped"),
         fresh("moved", "--steps", 2),
         fresh(
