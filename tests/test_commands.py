@@ -240,20 +240,6 @@ def test_an_interrupted_run_saves_and_says_how_to_go_on(tmp_path, number, code):
     assert "Traceback" not in errors
 
 
-def test_two_processes_train_like_one_and_resume_to_the_bit(command, tmp_path):
-    def options(name: str) -> list[object]:
-        return [*TINY, "--output-dir", tmp_path, "--name", name, "--accumulation", 2]
-
-    command("train_sit.py", *options("one"))
-    command("train_sit.py", *options("two"), processes=2)
-    command("train_sit.py", *options("cut"), "--steps", 3, processes=2)
-    command("train_sit.py", "--resume", tmp_path / "cut", "--steps", 6, processes=2)
-    one, two = final_tensors(tmp_path / "one"), final_tensors(tmp_path / "two")
-    for name in one:
-        assert (one[name] - two[name]).abs().max() < 1e-5, name
-    assert_equal(two, final_tensors(tmp_path / "cut"))
-
-
 def test_two_processes_stop_together_with_one_line_where_one_meets_a_bad_image(
     command, image_folder, tmp_path
 ):
