@@ -10,7 +10,8 @@ class Device:
     """What the vendor promises, dense: without structured sparsity.
 
     bf16, tf32: TFLOPS of tensor cores with fp32 sums. fp32: TFLOPS outside the tensor cores, since
-    TF32 is off but for precision tf32. memory_gb: as sold, read as 10^9 bytes; a little more may be there.
+    TF32 is off but for precision tf32. memory_gb: as sold, read as 10^9 bytes; a little more may be
+    there.
     """
 
     bf16: float
