@@ -63,7 +63,8 @@ def measure(
     cost = denoiser_cost(run.config.backbone, in_channels=4, input_size=(32, 32), num_classes=1000)
     share = 3 * cost.flops * options.batch / ours / peak
     print(
-        f"{run.config.model} batch {options.batch}, {run.config.precision}, {mode}: {ours:.3f} s, plain SiT-B/2 {its:.3f} s, "
+        f"{run.config.model} batch {options.batch}, {run.config.precision}, {mode}: "
+        f"{ours:.3f} s, plain SiT-B/2 {its:.3f} s, "
         f"ratio {its / ours:.2f}; {share:.0%} of the matmul peak; outside forward, backward and "
         f"optimizer {clock.outside():.2%}",
         flush=True,
