@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 import numpy as np
+from numpy.lib.format import open_memmap
 
 from sit_vit5.errors import UserError
 from sit_vit5.files import sync
@@ -139,6 +140,20 @@ def write_npz(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
         raise UserError(
             f"cannot write {path}: {error}; free disk space or choose another"
         ) from None
+
+
+def allocate_npy(path: Path, dtype: type, shape: tuple[int, ...]) -> None:
+    """A zero-filled .npy whose blocks are on the disk: a map of a sparse file dies by SIGBUS."""
+    fresh = path.with_name(path.name + ".partial")
+    try:
+        open_memmap(fresh, mode="w+", dtype=dtype, shape=shape).flush()
+        if hasattr(os, "posix_fallocate"):
+            with fresh.open("r+b") as file:
+                os.posix_fallocate(file.fileno(), 0, fresh.stat().st_size)
+    except OSError as error:
+        fresh.unlink(missing_ok=True)
+        raise UserError(f"no room for {path}: {error}; choose another --out") from None
+    os.replace(fresh, path)
 
 
 def _key(member: str) -> str:

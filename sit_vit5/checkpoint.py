@@ -3,7 +3,8 @@
     step_0001000/model.safetensors  ema_0.9999.safetensors  ema_width_0.1.safetensors
                  optimizer.safetensors  config.yaml  state.json
 
-Sampling needs this folder and nothing else (and the autoencoder, if the latents have one).
+Sampling needs this folder and nothing else (and the autoencoder, if the latents have one). Of an
+old milestone only the averages are left: it is sampled, not resumed.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from torch import Tensor
 
 from sit_vit5 import __version__
 from sit_vit5.cli import dump_config, load_config
-from sit_vit5.config import TrainConfig
+from sit_vit5.config import CheckpointConfig, TrainConfig
 from sit_vit5.errors import UserError
 from sit_vit5.files import new_folder, sync, write_json, write_text
 from sit_vit5.models.denoiser import Denoiser
@@ -89,6 +90,11 @@ class Checkpoint:
         """The optimizer's state as named tensors."""
         return _load(self.folder / OPTIMIZER_FILE)
 
+    @property
+    def resumable(self) -> bool:
+        """Whether it still holds what training goes on from."""
+        return (self.folder / OPTIMIZER_FILE).exists()
+
     def weights_file(self, name: str) -> str:
         """File of the weights called `name`."""
         return self.weights_files()[self.weights_name(name)]
@@ -102,7 +108,7 @@ class Checkpoint:
 
     def weights_name(self, name: str) -> str:
         """The full name of the weights called `name`: ema is the slowest average."""
-        full_name = self.config.ema.slowest if name == "ema" else name
+        full_name = self.config.ema.full_name(name)
         if full_name not in (present := self.weights_files()):
             raise UserError(
                 f"weights {name!r} are not in {self.folder}, which has "
@@ -177,16 +183,25 @@ def import_checkpoint(
         _write_folder(partial, state, config, files)
 
 
-def prune_checkpoints(run: Path, keep: int, *, up_to: int) -> None:
-    """Removes all but the newest `keep` checkpoints, by number; 0 keeps all.
+def prune_checkpoints(run: Path, config: CheckpointConfig, *, up_to: int) -> None:
+    """Removes all but the newest checkpoints, by number; of milestones the averages stay.
 
     up_to: the step just saved; a newer folder, left by a kill, is neither counted nor removed.
     """
-    folders = [folder for step, folder in checkpoint_steps(run).items() if step <= up_to]
-    for folder in folders[:-keep] if keep else []:
-        doomed = folder.with_name(folder.name + ".pruned")
-        os.replace(folder, doomed)  # a half-removed folder must not look complete
-        shutil.rmtree(doomed, ignore_errors=True)
+    steps = {step: folder for step, folder in checkpoint_steps(run).items() if step <= up_to}
+    for step, folder in list(steps.items())[: -config.keep] if config.keep else []:
+        if is_milestone(step, config):
+            for file in (OPTIMIZER_FILE, MODEL_FILE):
+                (folder / file).unlink(missing_ok=True)
+        else:
+            doomed = folder.with_name(folder.name + ".pruned")
+            os.replace(folder, doomed)  # a half-removed folder must not look complete
+            shutil.rmtree(doomed, ignore_errors=True)
+
+
+def is_milestone(step: int, config: CheckpointConfig) -> bool:
+    """Whether the averages of this step are kept for good."""
+    return step > 0 and config.milestone_every > 0 and step % config.milestone_every == 0
 
 
 def open_checkpoint(path: str | Path) -> Checkpoint:

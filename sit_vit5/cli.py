@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, fields, is_dataclass, replace
 from pathlib import Path
-from typing import Annotated, TypeVar, get_type_hints
+from typing import Annotated, TypeVar, get_args, get_type_hints
 
 import tyro
 import yaml
@@ -167,9 +167,9 @@ def _python_words(argv: list[str], hints: dict[str, object]) -> list[str]:
             prefix = flag + equals
         else:
             prefix, value = "", token
-        hint = str(hints.get(flag[2:].replace("-", "_"), ""))
+        hint = hints.get(flag[2:].replace("-", "_"))
         word = _WORDS.get(value.lower(), value)
-        if ("None" if word == "None" else "bool") in hint:
+        if type(None) in get_args(hint) if word == "None" else "bool" in str(hint):
             value = word
         translated.append(prefix + value)
     return translated

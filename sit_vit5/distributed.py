@@ -107,17 +107,25 @@ def gather(values: list, processes: Processes) -> list:
 class Words:
     """Numbers that the processes' CPUs tell one another: no device is waited for.
 
-    Built by all processes together. patience: how long they wait for one another.
+    Built by all processes together. patience: how long they wait for one another; roll_call: and
+    for an answer to who is missing.
     """
 
-    def __init__(self, count: int, patience: timedelta = COLLECTIVE_TIMEOUT):
+    def __init__(
+        self,
+        count: int,
+        patience: timedelta = COLLECTIVE_TIMEOUT,
+        *,
+        roll_call: timedelta = ROLL_CALL,
+    ):
         self.group = None
         if count > 1:
             from torch import distributed
 
             self.group = distributed.new_group(backend="gloo", timeout=patience)
             # A group is of no use after a time-out; this one finds out who is missing.
-            self.roll_call = distributed.new_group(backend="gloo", timeout=ROLL_CALL)
+            self.roll_call = distributed.new_group(backend="gloo", timeout=roll_call)
+            self.roll_call_time = roll_call
 
     def largest(self, number: int) -> int:
         """The largest number of all processes, the same on all of them: a signal, a failure."""
@@ -142,7 +150,7 @@ class Words:
         from torch import distributed
 
         try:
-            distributed.monitored_barrier(self.roll_call, ROLL_CALL, wait_all_ranks=True)
+            distributed.monitored_barrier(self.roll_call, self.roll_call_time, wait_all_ranks=True)
         except RuntimeError as error:
             found = re.search(r"Ranks ([\d, ]+) failed", str(error))
             return f"no answer from rank {found[1]}" if found else None
@@ -167,14 +175,52 @@ def one_word(processes: Processes) -> Iterator[None]:
 
 def check_plain_launcher() -> None:
     """Refuses launcher settings that would change the run behind the configuration's back."""
-    for engine in ("FSDP", "DEEPSPEED", "MEGATRON_LM"):
-        if os.environ.get(f"ACCELERATE_USE_{engine}", "false").lower() == "true":
-            raise UserError(f"accelerate launch asks for {engine}, not supported yet; use DDP")
+    for engine in ("DEEPSPEED", "MEGATRON_LM"):
+        if _asks(f"ACCELERATE_USE_{engine}"):
+            raise UserError(
+                f"accelerate launch asks for {engine}, which is not supported; use DDP, or FSDP "
+                "with fsdp_version 2"
+            )
+    if launcher_shards():
+        _check_fsdp()
     backend = os.environ.get("ACCELERATE_DYNAMO_BACKEND", "no")
     if backend.lower() != "no":
         raise UserError(
             f"accelerate launch asks for the dynamo backend {backend}; drop it, use --compile True"
         )
+
+
+def launcher_shards() -> bool:
+    """Whether `accelerate launch` was told to use FSDP."""
+    return _asks("ACCELERATE_USE_FSDP")
+
+
+def shard_ourselves() -> None:
+    """Keeps accelerate from using its own FSDP, once the launcher's word is read."""
+    os.environ.pop("ACCELERATE_USE_FSDP", None)
+
+
+def _check_fsdp() -> None:
+    """Of the launcher's settings for FSDP only the version is taken; others must not be lost."""
+    version = os.environ.get("FSDP_VERSION", "1")
+    if version != "2":
+        raise UserError(
+            f"accelerate launch asks for FSDP version {version}; use fsdp_version 2, as "
+            "configs/accelerate/gpu8_fsdp2.yaml"
+        )
+    for setting, instead in (
+        ("OFFLOAD_PARAMS", "--ema.device host keeps the averages off the GPU"),
+        ("ACTIVATION_CHECKPOINTING", "use --recompute True"),
+    ):
+        if _asks(f"FSDP_{setting}"):
+            raise UserError(
+                f"accelerate launch asks for fsdp_{setting.lower()}, which is not read; drop it, "
+                f"{instead}"
+            )
+
+
+def _asks(variable: str) -> bool:
+    return os.environ.get(variable, "false").lower() == "true"
 
 
 def no_accelerator() -> bool:

@@ -25,16 +25,17 @@ from sit_vit5.data import Source
 from sit_vit5.data.loader import from_uint8, posterior_noise
 from sit_vit5.distributed import Processes, gather
 from sit_vit5.errors import UserError, nearest_multiples
-from sit_vit5.evaluation.evaluate import device_name, versions
+from sit_vit5.evaluation.environment import device_name, versions
 from sit_vit5.evaluation.real_images import (
     good_indices,
     image_shape,
+    open_extractor,
     open_source,
     visit_images,
 )
 from sit_vit5.evaluation.reconstruction_report import mean_of
 from sit_vit5.evaluation.report import metric_name
-from sit_vit5.metrics.extractors import POOL, Extractor, build_extractor
+from sit_vit5.metrics.extractors import POOL, Extractor
 from sit_vit5.metrics.frechet import frechet_distance, self_test
 from sit_vit5.metrics.reference_file import POOL_KEYS
 from sit_vit5.metrics.similarity import Similarity, Unavailable, lpips, psnr, ssim
@@ -81,9 +82,7 @@ def reconstruct(
     codec = build_codec(options.codec.name, options.codec.path)
     check_divisible(source, codec)
     similarities, notes = find_similarities(options, image_shape(source), processes.device)
-    tools = Tools(
-        codec, build_extractor(options.features, options.weights), similarities, processes.device
-    )
+    tools = Tools(codec, open_extractor(options), similarities, processes.device)
     chosen = choose_images(len(source), options.num_images, options.seed)
     share = np.array_split(chosen, processes.count)[processes.rank]
     pairs = _run(options, source, share, tools, shown=processes.is_main)
@@ -185,7 +184,13 @@ def round_trip(
             noise = posterior_noise(options.seed, shape, 0, indices.tolist()).to(device)
         else:
             noise = torch.zeros(len(images), *shape, device=device)
-    return to_uint8(codec.decode(codec.encode(images, noise))).cpu().numpy()
+    decoded = codec.decode(codec.encode(images, noise))
+    if not decoded.isfinite().all():
+        raise UserError(
+            f"codec {options.codec.name} decodes to images that are not finite, such as one of "
+            f"{indices.tolist()[:4]}; check its weights"
+        )
+    return to_uint8(decoded).cpu().numpy()
 
 
 def _add(

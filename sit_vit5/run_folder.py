@@ -1,7 +1,8 @@
 """Where a run keeps its files, and how a path given by a user leads to a checkpoint.
 
-    runs/NAME/config.yaml  metrics.jsonl  events.jsonl  loss.png  run.html  latest
-              samples/step_0001000.png  checkpoints/step_0001000/  tensorboard/  ema_snapshots/
+    runs/NAME/config.yaml  metrics.jsonl  evaluations.jsonl  events.jsonl  loss.png  run.html
+              latest  samples/step_0001000.png  checkpoints/step_0001000/  tensorboard/
+              ema_snapshots/
 
 `latest` is a text file that holds the path, relative to it, of the newest complete checkpoint.
 """
@@ -22,6 +23,7 @@ SAMPLES = "samples"
 SNAPSHOTS = "ema_snapshots"
 METRICS_FILE = "metrics.jsonl"
 EVENTS_FILE = "events.jsonl"
+EVALUATIONS_FILE = "evaluations.jsonl"
 PAGE_FILE = "run.html"
 # In the folder of a sample set: its images, what made them, and the images while they are made.
 ARCHIVE = "samples.npz"

@@ -7,7 +7,6 @@ Each is whole or absent, and none is ever removed.
 
 from __future__ import annotations
 
-import math
 import os
 import re
 from pathlib import Path
@@ -17,7 +16,6 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from sit_vit5.config import EmaConfig
 from sit_vit5.errors import UserError
 from sit_vit5.files import sync
 from sit_vit5.models.state_dict import check_tensors
@@ -47,14 +45,6 @@ def write_snapshots(run: Path, step: int, averages: dict[float, dict[str, Tensor
             f"cannot write the snapshot of step {step} to {folder}: {error}; free disk space, then "
             f"continue with --resume {run}"
         ) from None
-
-
-def snapshot_bytes(config: EmaConfig, steps: int, parameters: int) -> int:
-    """Disk that the snapshots of a whole run take."""
-    if not config.snapshot_every:
-        return 0
-    count = math.ceil(steps / config.snapshot_every)  # the last step has one too
-    return count * len(config.widths) * parameters * DTYPE.itemsize
 
 
 def find_snapshots(run: Path) -> dict[Profile, Path]:

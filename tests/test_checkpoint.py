@@ -15,7 +15,7 @@ from safetensors import SafetensorError
 from sit_vit5 import checkpoint as module
 from sit_vit5.checkpoint import State, open_checkpoint, save_checkpoint
 from sit_vit5.cli import parse_train
-from sit_vit5.config import TrainConfig
+from sit_vit5.config import CheckpointConfig, TrainConfig
 from sit_vit5.errors import UserError
 from sit_vit5.models.denoiser import Denoiser
 
@@ -149,7 +149,7 @@ def test_a_kill_at_any_point_of_a_second_save_leaves_a_complete_latest(
             patch.setattr(module, "save_file", dying(module.save_file, at))
             try:
                 save(run, config, 2)
-                module.prune_checkpoints(run, 1, up_to=2)
+                module.prune_checkpoints(run, CheckpointConfig(keep=1), up_to=2)
             except Killed:
                 assert open_checkpoint(run).state.step in (1, 2)
                 assert open_checkpoint(run).weights("ema")

@@ -34,10 +34,20 @@ def test_processes_that_did_not_find_one_another_are_refused(monkeypatch):
     check_joined(2)
 
 
-@pytest.mark.parametrize("name", ["ACCELERATE_USE_FSDP", "ACCELERATE_USE_DEEPSPEED"])
-def test_launcher_engines_that_would_change_the_run_are_refused(monkeypatch, name):
-    monkeypatch.setenv(name, "true")
-    with pytest.raises(UserError, match="not supported yet; use DDP"):
+def test_launcher_engines_that_would_change_the_run_are_refused(monkeypatch):
+    monkeypatch.setenv("ACCELERATE_USE_DEEPSPEED", "true")
+    with pytest.raises(UserError, match="DEEPSPEED, which is not supported; use DDP"):
+        check_plain_launcher()
+
+
+def test_of_fsdp_only_what_is_done_is_accepted_from_the_launcher(monkeypatch):
+    monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
+    with pytest.raises(UserError, match="FSDP version 1; use fsdp_version 2"):
+        check_plain_launcher()
+    monkeypatch.setenv("FSDP_VERSION", "2")
+    check_plain_launcher()
+    monkeypatch.setenv("FSDP_ACTIVATION_CHECKPOINTING", "true")
+    with pytest.raises(UserError, match="drop it, use --recompute True"):
         check_plain_launcher()
 
 

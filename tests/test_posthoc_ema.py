@@ -17,9 +17,10 @@ from sit_vit5.cli import parse_train
 from sit_vit5.codecs import build_codec
 from sit_vit5.config import EmaConfig, PosthocEmaConfig, TrainConfig
 from sit_vit5.data import build_source
+from sit_vit5.disk import run_disk
 from sit_vit5.errors import UserError
 from sit_vit5.power_average import Profile
-from sit_vit5.snapshots import DTYPE, find_snapshots, snapshot_bytes
+from sit_vit5.snapshots import DTYPE, find_snapshots
 from sit_vit5.training.banner import banner
 from sit_vit5.training.trainer import Trainer
 
@@ -76,7 +77,7 @@ def test_snapshots_are_written_at_every_interval_and_at_the_end(trained):
     config = open_checkpoint(trained).config
     sizes = sum(path.stat().st_size for path in stored.values())
     parameters = sum(tensor.numel() for tensor in average.values())
-    assert snapshot_bytes(config.ema, 42, parameters) == pytest.approx(sizes, rel=0.3)  # headers
+    assert run_disk(config, parameters, 0).snapshots == pytest.approx(sizes, rel=0.3)  # headers
 
 
 def test_a_resumed_run_writes_the_same_averages_and_snapshots_to_the_bit(trained, tmp_path):
@@ -220,11 +221,11 @@ def test_a_full_disk_is_one_line_that_says_how_to_go_on(tmp_path, monkeypatch):
 
 def test_the_start_says_what_snapshots_will_take(tmp_path):
     new = trainer(tmp_path, "--ema.widths", 0.05, 0.1)
-    names = ["raw", "EMA 0.99", "EMA 0.995", "EMA width 0.05", "EMA width 0.1"]
-    assert list(new.learner.networks()) == names
-    lines = banner(new)
-    assert lines[-1].startswith("snapshots: 2 averages every 4 steps, ")
-    assert not any("snapshots:" in line for line in banner(trainer(tmp_path, plain=True)))
+    names = ["raw", "ema_0.99", "ema_0.995", "ema_width_0.05", "ema_width_0.1", "optimizer"]
+    assert [*new.learner.tensors()] == names
+    assert any(line.endswith("GB are free") and "snapshots" in line for line in banner(new))
+    plain = banner(trainer(tmp_path, plain=True))
+    assert not any("snapshots" in line for line in plain)
 
 
 def test_widths_alone_name_the_widest_the_slowest():

@@ -26,9 +26,11 @@ from sit_vit5.config import (
     PreviewConfig,
     TrainConfig,
 )
+from sit_vit5.distributed import check_plain_launcher
 from sit_vit5.models.cost import denoiser_cost
 from sit_vit5.plan.devices import DEVICES
 from sit_vit5.plan.report import duration
+from sit_vit5.training.run import parallel
 
 CONFIGS = sorted(ROOT.glob("configs/*.yaml"))
 IMAGENET = sorted(ROOT.glob("configs/imagenet256_*.yaml"))
@@ -52,7 +54,7 @@ SIT_SETUP = TrainConfig(
         lr=1e-4, betas=(0.9, 0.999), eps=1e-8, weight_decay=0.0, warmup_steps=0, clip_norm=0.0
     ),
     ema=EmaConfig(decays=(0.9999,), warmup=False),
-    checkpoint=CheckpointConfig(every=50_000),
+    checkpoint=CheckpointConfig(every=50_000, milestone_every=100_000),
     preview=PreviewConfig(every=50_000),
 )  # fmt: skip
 
@@ -129,7 +131,8 @@ def test_a_header_names_its_own_file_run_and_steps(path):
     assert "Not reproduced here" in text and "not run" in text
     millions = config.steps == 7_000_000
     assert ("Published at 7M steps, guidance 1.5" in text) == millions
-    assert ("--steps 7000000" in text) == millions
+    point = f"--checkpoint runs/{config.name}/checkpoints/step_0400000"
+    assert (point in text) == millions
     assert ("Published at 400k steps, no guidance" in text) == (parts(path)[0] != "dit")
 
 
@@ -156,10 +159,10 @@ def test_the_planned_time_of_a_header_is_what_the_plan_would_print(path):
 @pytest.mark.parametrize("path", LAUNCHERS, ids=stem)
 def test_a_launcher_file_leaves_precision_and_compiling_to_the_configuration(path):
     settings = yaml.safe_load(path.read_text())
-    assert settings["mixed_precision"] == "no" and settings["distributed_type"] in (
-        "NO", "MULTI_GPU",
-    )  # fmt: skip
-    assert not any(word in key for key in settings for word in ("dynamo", "fsdp", "deepspeed"))
+    assert settings["mixed_precision"] == "no"
+    kind = {"gpu8_fsdp2": ["FSDP"]}.get(path.stem, ["NO", "MULTI_GPU"])
+    assert settings["distributed_type"] in kind
+    assert not any(word in key for key in settings for word in ("dynamo", "deepspeed"))
     assert load_config(ROOT / "configs/imagenet256_vit5_xl.yaml").batch_size % settings[
         "num_processes"
     ] == 0  # fmt: skip
@@ -170,6 +173,18 @@ def test_accelerate_knows_every_key_of_a_launcher_file(path):
     from accelerate.commands.config.config_args import load_config_from_file
 
     assert load_config_from_file(str(path)).num_processes >= 1
+
+
+def test_what_accelerate_says_of_the_fsdp2_file_is_what_the_trainer_reads(monkeypatch):
+    from accelerate.commands.launch import _validate_launch_command, launch_command_parser
+    from accelerate.utils.launch import prepare_multi_gpu_env
+
+    path = ROOT / "configs/accelerate/gpu8_fsdp2.yaml"
+    options = launch_command_parser().parse_args(["--config_file", str(path), "train_sit.py"])
+    for name, value in prepare_multi_gpu_env(_validate_launch_command(options)[0]).items():
+        monkeypatch.setenv(name, value)
+    check_plain_launcher()
+    assert parallel(TrainConfig()) == "fsdp2"
 
 
 def test_accelerate_launches_a_run_with_the_cpu_file(tmp_path):

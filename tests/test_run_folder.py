@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from sit_vit5.checkpoint import prune_checkpoints
+from sit_vit5.config import CheckpointConfig
 from sit_vit5.errors import UserError
 from sit_vit5.run_folder import checkpoint_steps, find_checkpoint, has_latest, run_of, step_name
 
@@ -21,9 +22,9 @@ def make(run: Path, *steps: int) -> None:
 def test_checkpoints_are_kept_in_numeric_order(tmp_path):
     make(tmp_path, 9, 10, 100, 1000, 12_345_678)
     assert list(checkpoint_steps(tmp_path)) == [9, 10, 100, 1000, 12_345_678]
-    prune_checkpoints(tmp_path, 2, up_to=1000)
+    prune_checkpoints(tmp_path, CheckpointConfig(keep=2), up_to=1000)
     assert list(checkpoint_steps(tmp_path)) == [100, 1000, 12_345_678]
-    prune_checkpoints(tmp_path, 0, up_to=12_345_678)
+    prune_checkpoints(tmp_path, CheckpointConfig(keep=0), up_to=12_345_678)
     assert len(checkpoint_steps(tmp_path)) == 3
     assert len(list((tmp_path / "checkpoints").iterdir())) == 3
 

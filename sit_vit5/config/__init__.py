@@ -115,6 +115,9 @@ from sit_vit5.config.training import (
     EmaConfig as EmaConfig,
 )
 from sit_vit5.config.training import (
+    EvaluationConfig as EvaluationConfig,
+)
+from sit_vit5.config.training import (
     ObjectiveConfig as ObjectiveConfig,
 )
 from sit_vit5.config.training import (

@@ -35,7 +35,9 @@ class RealImagesConfig:
     features: str = "inception"
     """inception (torch-fidelity's InceptionV3), dinov2, timm:NAME or pixels."""
     weights: str | None = None
-    """File of the extractor's weights, instead of its library's cache."""
+    """File of the features' network, instead of its library's cache."""
+    inception_weights: str | None = None
+    """The same, under the name that Inception's weights have in the other commands."""
     batch_size: int = 64
     """Images per feature batch; the result depends on it only by rounding."""
 

@@ -119,6 +119,9 @@ class EmaConfig:
     width after training (EDM2, python -m sit_vit5.posthoc_ema)."""
     snapshot_every: int = 0
     """Optimizer steps between snapshots of the widths, which are all kept; 0: none."""
+    device: Literal["model", "host"] = "model"
+    """Where the averages are kept: beside the model, or in the host's memory, which costs a copy of
+    the weights at every step."""
 
     @property
     def names(self) -> list[str]:
@@ -130,6 +133,10 @@ class EmaConfig:
         """Name of the average of the largest decay; of widths alone, of the widest."""
         return decay_name(max(self.decays)) if self.decays else width_name(max(self.widths))
 
+    def full_name(self, name: str) -> str:
+        """Name of the weights: `ema` is the slowest average; raw and full names stay."""
+        return self.slowest if name == "ema" else name
+
 
 @dataclass(frozen=True)
 class CheckpointConfig:
@@ -139,6 +146,11 @@ class CheckpointConfig:
     """Optimizer steps between checkpoints; 0: only the first, the last, and on interruption."""
     keep: int = 3
     """Newest checkpoints kept; older ones are removed after a new one is complete; 0 keeps all."""
+    milestone_every: int = 0
+    """Optimizer steps between checkpoints whose averages are never removed; 0: none."""
+    background: bool = True
+    """Copy the state and write it while training goes on, instead of waiting for the disk; takes
+    host memory of a checkpoint's size."""
 
 
 @dataclass(frozen=True)
@@ -160,6 +172,34 @@ class PreviewConfig:
     decoder: str | None = None
     """Local folder or hub id of an AutoencoderTiny that decodes the grids of cached latents; None:
     the codec, or taesd, if it is on this machine, else no grids."""
+
+
+@dataclass(frozen=True)
+class EvaluationConfig:
+    """Metrics of samples during training, on all processes; into log, trackers and run.html."""
+
+    every: int = 0
+    """Optimizer steps between evaluations; 0: none."""
+    reference: str | None = None
+    """What the samples are compared with, as of evaluate/metrics.py."""
+    metrics: tuple[str, ...] = ("fid",)
+    """Metrics, as of evaluate/metrics.py."""
+    features: str = "inception"
+    """Features, as of evaluate/metrics.py."""
+    feature_weights: str | None = None
+    """File of the features' network, instead of its library's cache."""
+    num_samples: int = 5000
+    """Samples, with the same noise and labels at each evaluation."""
+    weights: str = "ema"
+    """raw, ema (the slowest average), ema_DECAY or ema_width_WIDTH."""
+    method: Literal["euler", "midpoint", "heun", "heun3", "rk4", "ab2"] = "heun"
+    """Sampler."""
+    steps: int = 25
+    """Sampler steps."""
+    guidance_scale: float = 1.0
+    """Classifier-free guidance; 1 is off."""
+    batch_size: int = 64
+    """Samples drawn at once by a process."""
 
 
 @dataclass(frozen=True)
@@ -204,6 +244,10 @@ class TrainConfig:
     """Precision of matrix products; weights, norms, loss, averages and sampler state are fp32."""
     attention: Literal["fused", "fp32_math"] = "fused"
     """Fused kernels, or softmax(q k) v written out in fp32, to compare with."""
+    parallel: Literal["ddp", "fsdp2"] | None = None
+    """How processes share the work: each has the whole model (ddp), or keeps a part of every
+    weight, moment and average (fsdp2, for models that do not fit); None: what the launcher says,
+    else ddp. The checkpoints are the same."""
     recompute: bool = False
     """Keep only the input of each block for the backward pass, and run the block again there."""
     compile: bool | None = None
@@ -225,6 +269,7 @@ class TrainConfig:
     ema: EmaConfig = EmaConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
     preview: PreviewConfig = PreviewConfig()
+    evaluation: EvaluationConfig = EvaluationConfig()
     watchdog: WatchdogConfig = WatchdogConfig()
     backbone: presets.Backbone = presets.backbone("ViT5-XL/2")
 
@@ -252,6 +297,7 @@ def check_train(config: TrainConfig) -> None:
     if not all(0 <= beta < 1 for beta in config.optimizer.betas):
         raise UserError(f"optimizer.betas {list(config.optimizer.betas)} must lie in [0, 1)")
     _check_ema(config.ema)
+    _check_evaluation(config)
     if config.name is not None and not re.fullmatch(r"\w[\w.+=@ -]{0,199}", config.name):
         raise UserError(
             f"name {config.name!r} must be a plain folder name; use output_dir for paths"
@@ -277,4 +323,23 @@ def _check_ema(ema: EmaConfig) -> None:
         raise UserError(
             f"ema.widths {list(ema.widths)} and ema.snapshot_every {ema.snapshot_every} need each "
             "other; give both, such as --ema.widths 0.05 0.1 --ema.snapshot-every 5000, or neither"
+        )
+
+
+def _check_evaluation(config: TrainConfig) -> None:
+    evaluation = config.evaluation
+    if (evaluation.every > 0) != (evaluation.reference is not None):
+        raise UserError(
+            f"evaluation.every {evaluation.every} and evaluation.reference "
+            f"{evaluation.reference} need each other; give both, or neither"
+        )
+    known = ["raw", "ema", *config.ema.names]
+    if evaluation.weights not in known:
+        raise UserError(
+            f"evaluation.weights {evaluation.weights} is none of this run: {', '.join(known)}"
+        )
+    if evaluation.guidance_scale != 1 and config.objective.class_dropout == 0:
+        raise UserError(
+            f"evaluation.guidance_scale {evaluation.guidance_scale} needs a null label, which "
+            "objective.class_dropout 0 does not train; use 1"
         )

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.metadata
-import platform
 import shlex
 import sys
 import time
@@ -12,9 +10,6 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-import torch
-
-from sit_vit5 import __version__
 from sit_vit5.config import MetricsConfig
 from sit_vit5.distributed import Processes, alone
 from sit_vit5.errors import UserError, choose
@@ -26,6 +21,7 @@ from sit_vit5.evaluation.compared import (
     few_notes,
     find_source,
 )
+from sit_vit5.evaluation.environment import device_name, versions
 from sit_vit5.evaluation.feature_cache import DEFAULT_FOLDER, FeatureCache
 from sit_vit5.evaluation.feature_pass import Pass, identity_of
 from sit_vit5.evaluation.inputs import (
@@ -38,7 +34,6 @@ from sit_vit5.evaluation.inputs import (
 from sit_vit5.evaluation.mistakes import Evidence, Finding, find_mistakes
 from sit_vit5.evaluation.observing import Observations, Observing
 from sit_vit5.evaluation.selftest import self_test_of
-from sit_vit5.metrics.device import default_device
 from sit_vit5.metrics.extractors import POOL, Extractor, build_extractor
 from sit_vit5.metrics.frechet import self_test
 from sit_vit5.metrics.image_sets import ImageSet
@@ -47,8 +42,6 @@ from sit_vit5.metrics.registry import METRICS
 from sit_vit5.metrics.uncertainty import bootstrap_frechet_distance, extrapolated_frechet_distance
 from sit_vit5.progress import progress_bar
 
-# Whose versions a value can depend on.
-LIBRARIES = ("numpy", "scipy", "torch", "torch-fidelity", "timm", "pillow")
 GIGABYTE = 10**9
 
 
@@ -278,18 +271,6 @@ def tool_notes(extractor: Extractor) -> list[str]:
         "ADM's protocol with torch-fidelity's InceptionV3: not comparable with values of "
         "pytorch-fid or clean-fid, which resize otherwise"
     ]
-
-
-def versions() -> dict[str, str]:
-    """Of Python, this project and the libraries that a value can depend on."""
-    found = {name: importlib.metadata.version(name) for name in LIBRARIES}
-    return {"sit_vit5": __version__, "python": platform.python_version(), **found}
-
-
-def device_name() -> str:
-    """What the features were computed on."""
-    device = default_device()
-    return torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
 
 
 def _cache(options: MetricsConfig) -> FeatureCache | None:

@@ -6,10 +6,10 @@ import io
 import zipfile
 from abc import abstractmethod
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cached_property
 from pathlib import Path, PurePosixPath
-from typing import BinaryIO
+from typing import BinaryIO, TypeVar
 
 import numpy as np
 
@@ -19,6 +19,7 @@ from sit_vit5.errors import UserError
 from sit_vit5.metrics.image_sets import ImageSet
 from sit_vit5.progress import progress_bar
 
+Value = TypeVar("Value")
 NAMED = 4  # kinds of other files in a message
 
 
@@ -57,7 +58,7 @@ class FileSet(ImageSet):
             found[place] = self._call(read_rgb, number)
         return found
 
-    def _call(self, read, number: int):
+    def _call(self, read: Callable[[Path | BinaryIO, str], Value], number: int) -> Value:
         """`read` of a file; a file that cannot be decoded becomes one line."""
         try:
             return read(self._stream(number), self._called(number))
@@ -71,8 +72,8 @@ class FileSet(ImageSet):
             odd = next(n for n, size in enumerate(sizes) if size != (width, height))
             raise UserError(
                 f"{self._called(odd)} is {sizes[odd][0]}x{sizes[odd][1]}, the others "
-                f"{width}x{height}; all images must have one size; real ones are cropped "
-                "by evaluate/reference.py make"
+                f"{width}x{height}; all images must have one size, and real ones are "
+                "cropped to one by evaluate/reference.py make"
             )
         return width, height
 
@@ -99,11 +100,11 @@ class ZipSet(FileSet):
 
     def __init__(self, path: Path):
         self.path = path
-        names = [PurePosixPath(name) for name in self._archive.namelist() if name[-1] != "/"]
-        files = sorted(name for name in names if _counts(name))
-        if not files:
-            raise _no_image(path, Counter(name.suffix.lower() for name in names))
-        super().__init__(str(path), files)
+        names = [name for name in self._archive.namelist() if name[-1] != "/"]
+        self.names = sorted(name for name in names if _counts(PurePosixPath(name)))
+        if not self.names:
+            raise _no_image(path, Counter(PurePosixPath(name).suffix.lower() for name in names))
+        super().__init__(str(path), [PurePosixPath(name) for name in self.names])
 
     @cached_property
     def _archive(self) -> zipfile.ZipFile:
@@ -111,20 +112,18 @@ class ZipSet(FileSet):
         try:
             return zipfile.ZipFile(self.path)
         except Exception as error:  # a damaged directory: a dozen types
-            raise UserError(
-                f"{self.path} is not a zip archive: {error}; the file is damaged, write it again"
-            ) from None
+            raise UserError(f"{self.path} is not a zip archive: {error}; write it again") from None
 
     def _stream(self, number: int) -> BinaryIO:
         try:
-            return io.BytesIO(self._archive.read(str(self.files[number])))
+            return io.BytesIO(self._archive.read(self.names[number]))
         except Exception as error:  # zipfile, zlib, lzma; a password
             raise UserError(
                 f"{self._called(number)} cannot be read: {error}; write the archive again"
             ) from None
 
     def _called(self, number: int) -> str:
-        return f"{self.files[number]} in {self.path}"
+        return f"{self.names[number]} in {self.path}"
 
 
 def _counts(name: PurePosixPath) -> bool:

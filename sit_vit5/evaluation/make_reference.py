@@ -23,20 +23,21 @@ from numpy.lib.format import open_memmap
 from tqdm import tqdm
 
 from sit_vit5 import rng
-from sit_vit5.arrays import find_member, members, write_npz
+from sit_vit5.arrays import allocate_npy, find_member, members, write_npz
 from sit_vit5.config import MakeReferenceConfig
 from sit_vit5.data import Source
 from sit_vit5.distributed import Processes, one_word
 from sit_vit5.errors import UserError
-from sit_vit5.evaluation.evaluate import versions
+from sit_vit5.evaluation.environment import versions
 from sit_vit5.evaluation.real_images import (
     good_indices,
     image_shape,
+    open_extractor,
     open_source,
     visit_images,
 )
 from sit_vit5.files import check_output, check_same, check_space, lock, read_json, write_json
-from sit_vit5.metrics.extractors import POOL, SPATIAL, Extractor, build_extractor
+from sit_vit5.metrics.extractors import POOL, SPATIAL, Extractor
 from sit_vit5.metrics.features import extract_statistics
 from sit_vit5.metrics.reference_file import write_reference
 from sit_vit5.metrics.statistics import Statistics
@@ -103,7 +104,7 @@ def make_reference(options: MakeReferenceConfig, processes: Processes) -> Path:
     job = Job(
         options,
         source,
-        build_extractor(options.features, options.weights),
+        open_extractor(options),
         choose_kept(len(source), options.num_images_kept, options.seed),
     )
     with ExitStack() as held:
@@ -113,7 +114,7 @@ def make_reference(options: MakeReferenceConfig, processes: Processes) -> Path:
                 prepare(job)
         missing = [n for n in range(len(job.chunks)) if not job.chunk_file(n).is_file()]
         processes.wait()  # every process has looked before one finishes a chunk
-        make_chunks(job, missing[processes.rank :: processes.count], shown=processes.is_main)
+        make_chunks(job, missing[processes.rank :: processes.count], processes)
         processes.wait()
         with one_word(processes):
             if processes.is_main:
@@ -138,10 +139,10 @@ def prepare(job: Job) -> None:
     check_space(job.folder, need, "reference and its parts", use="choose another --out")
     write_json(job.folder / SETTINGS, job.settings())
     if not (job.folder / KEPT).is_file():
-        open_memmap(job.folder / KEPT, mode="w+", dtype=np.uint8, shape=shape).flush()
+        allocate_npy(job.folder / KEPT, np.uint8, shape)
 
 
-def make_chunks(job: Job, numbers: list[int], *, shown: bool) -> None:
+def make_chunks(job: Job, numbers: list[int], processes: Processes) -> None:
     """Statistics of these chunks and the kept images in them; read ahead across chunks."""
     size = job.options.batch_size
     batches = [
@@ -151,7 +152,8 @@ def make_chunks(job: Job, numbers: list[int], *, shown: bool) -> None:
     ]
     total = sum(map(len, batches))
     stream = visit_images(job.source, batches, job.options)
-    with progress_bar(total, unit="image", title="reference", shown=shown) as bar:
+    title = f"process 1 of {processes.count}" if processes.count > 1 else "reference"
+    with progress_bar(total, unit="image", title=title, shown=processes.is_main) as bar:
         for number in numbers:
             chunk = _Chunk(job, len(job.chunks[number]), stream, bar)
             found = extract_statistics(
@@ -224,7 +226,7 @@ def finish(job: Job) -> None:
         facts = json.loads(str(find_member(path, members(path)["facts"]).read()))
         digest.update(facts["sha256"].encode())
         bad |= {int(index): reason for index, reason in facts["bad"].items()}
-    images, kept = _without(open_memmap(job.folder / KEPT, mode="r+"), job.kept, bad)
+    images, kept = _without(job, bad)
     named = bool(job.source.class_names)
     write_reference(
         job.out,
@@ -245,14 +247,18 @@ def finish(job: Job) -> None:
     shutil.rmtree(job.folder)
 
 
-def _without(
-    images: np.ndarray, kept: np.ndarray, bad: dict[int, str]
-) -> tuple[np.ndarray, np.ndarray]:
-    """The kept images and their indices without those that could not be decoded; in place."""
-    good = np.flatnonzero(~np.isin(kept, list(bad)))
-    for new, old in enumerate(good):
-        if new != old:
-            images[new] = images[old]
+def _without(job: Job, bad: dict[int, str]) -> tuple[np.ndarray, np.ndarray]:
+    """The kept images and their indices, but for those that could not be decoded."""
+    images = open_memmap(job.folder / KEPT, mode="r")
+    good = np.flatnonzero(~np.isin(job.kept, list(bad)))
     if not len(good):
         raise UserError("no image that was to be kept can be decoded; use another --seed")
-    return images[: len(good)], kept[good]
+    if len(good) == len(job.kept):
+        return images, job.kept
+    # Not in place: a kill would leave half of it moved.
+    chosen = job.folder / f"good_{KEPT}"
+    allocate_npy(chosen, np.uint8, (len(good), *images.shape[1:]))
+    rows = open_memmap(chosen, mode="r+")
+    for place, row in enumerate(good):
+        rows[place] = images[row]
+    return rows, job.kept[good]

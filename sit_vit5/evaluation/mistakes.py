@@ -9,14 +9,15 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Literal
 
 import numpy as np
 
 from sit_vit5.arrays import members
+from sit_vit5.errors import UserError
 from sit_vit5.evaluation.inputs import Manifest, archive_of, manifest_path
 from sit_vit5.evaluation.observing import Observations
+from sit_vit5.files import read_json
 from sit_vit5.metrics.image_sets import ImageSet
 from sit_vit5.metrics.reference_file import IMAGES, POOL_KEYS, ReferenceFile
 
@@ -90,7 +91,13 @@ def same_set(evidence: Evidence) -> Iterator[Finding]:
 
 
 def _has_manifest(text: str) -> bool:
-    return Path(text).exists() and manifest_path(text).is_file()
+    """Whether a sampler's manifest lies beside a file."""
+    if not (archive_of(text).is_file() and manifest_path(text).is_file()):
+        return False
+    try:
+        return "class_names" in read_json(manifest_path(text))
+    except UserError:  # some other JSON
+        return False
 
 
 def sample_count(evidence: Evidence) -> Iterator[Finding]:

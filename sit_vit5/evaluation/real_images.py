@@ -12,6 +12,7 @@ from sit_vit5.data.images import refusal
 from sit_vit5.data.visits import Visit, visits
 from sit_vit5.errors import UserError
 from sit_vit5.evaluation.inputs import BUILT_IN
+from sit_vit5.metrics.extractors import Extractor, build_extractor
 
 
 def loader_options(options: RealImagesConfig, path: str) -> DataConfig:
@@ -35,10 +36,19 @@ def loader_options(options: RealImagesConfig, path: str) -> DataConfig:
 
 def open_source(options: RealImagesConfig, path: str) -> Source:
     """The images of a data set; a latent cache has none."""
-    source = build_source(loader_options(options, path))
+    try:
+        source = build_source(loader_options(options, path))
+    except UserError as error:  # it names the options as train_sit.py calls them
+        text = str(error).replace("--data.path ", "").replace("--data.", "--")
+        raise UserError(text) from None
     if source.kind != "images":
         raise UserError(f"{path} is a latent cache; give the images that it was made from")
     return source
+
+
+def open_extractor(options: RealImagesConfig) -> Extractor:
+    """What gives the images' features."""
+    return build_extractor(options.features, options.weights or options.inception_weights)
 
 
 def image_shape(source: Source) -> tuple[int, int, int]:

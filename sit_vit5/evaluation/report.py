@@ -6,7 +6,7 @@ from pathlib import Path
 
 from sit_vit5.config import MetricsConfig
 from sit_vit5.errors import UserError
-from sit_vit5.evaluation.inputs import BUILT_IN, manifest_path
+from sit_vit5.evaluation.inputs import BUILT_IN, archive_of, manifest_path
 from sit_vit5.metrics.registry import METRICS
 
 # Result -> the one that is its standard error; decimals, if not four.
@@ -104,6 +104,7 @@ def json_path(options: MetricsConfig) -> Path:
         out = samples.with_name(f"{samples.stem}.metrics.json" if own else "metrics.json")
     if out.suffix != ".json":
         raise UserError(f"--out {out} must end in .json")
-    if not samples.is_dir() and out.resolve() == manifest_path(options.samples).resolve():
+    folder = archive_of(options.samples).is_dir()
+    if not folder and out.resolve() == manifest_path(options.samples).resolve():
         raise UserError(f"--out {out} is the samples' manifest; choose another name")
     return out

@@ -52,17 +52,12 @@ class Accumulator:
         metrics: Sequence[str] = ("fid",),
         reference: Described | None = None,
     ):
-        """reference: needed by all metrics but `is`; see `describe`."""
+        """reference: needed by all metrics but `is`, for `compute` alone; see `describe`."""
         self.extractor, self.reference = extractor, reference or Described()
-        self.metrics = [choose("metric", name, METRICS) for name in metrics]
-        for name, metric in zip(metrics, self.metrics, strict=True):
-            if metric.reference and not self.reference.has(metric.reference, metric.output):
-                raise UserError(
-                    f"metric {name} needs {metric.reference} of the reference's {metric.output} "
-                    "features"
-                )
-        outputs = dict.fromkeys(metric.output for metric in self.metrics)
-        with_rows = {metric.output for metric in self.metrics if metric.samples == "rows"}
+        self.metrics = {name: choose("metric", name, METRICS) for name in metrics}
+        needs = self.metrics.values()
+        outputs = dict.fromkeys(metric.output for metric in needs)
+        with_rows = {metric.output for metric in needs if metric.samples == "rows"}
         self._rows: dict[str, list[np.ndarray]] = {
             output: [] for output in outputs if output in with_rows
         }
@@ -123,6 +118,12 @@ class Accumulator:
 
     def compute(self) -> dict[str, float | None]:
         """The values of all metrics; refuses images that are missing or came twice (E29)."""
+        for name, metric in self.metrics.items():
+            if metric.reference and not self.reference.has(metric.reference, metric.output):
+                raise UserError(
+                    f"metric {name} needs {metric.reference} of the reference's {metric.output} "
+                    "features"
+                )
         state = self.state()
         wrong = np.flatnonzero(state.indices != np.arange(len(state.indices)))
         if not len(state.indices) or len(wrong):
@@ -132,11 +133,12 @@ class Accumulator:
                 f"repeat{where}"
             )
         samples = describe(
-            state.rows, [metric.output for metric in self.metrics if metric.samples != "rows"]
+            state.rows,
+            [metric.output for metric in self.metrics.values() if metric.samples != "rows"],
         )
         samples = Described(samples.rows, {**samples.statistics, **state.statistics})
         values: dict[str, float | None] = {}
-        for metric in self.metrics:
+        for metric in self.metrics.values():
             values |= metric.function(samples, self.reference)
         return values
 

@@ -126,16 +126,6 @@ def npy_set(path: Path) -> ImageSet:
     return StoredSet(find_npy(path))
 
 
-def npz_keys(path: Path) -> list[str]:
-    """Names of the arrays in an npz."""
-    return list(members(path))
-
-
-def npz_array(path: Path, key: str) -> np.ndarray:
-    """One array of an npz; pickled objects are refused."""
-    return find_member(path, members(path)[key]).read()
-
-
 def check_images(name: str, shape: tuple[int, ...], dtype: np.dtype) -> None:
     """Refuses what is not a non-empty uint8 array (N, H, W, 1 or 3)."""
     if len(shape) != 4 or shape[-1] not in (1, 3) or dtype != np.uint8:

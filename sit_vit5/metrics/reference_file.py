@@ -21,7 +21,7 @@ from sit_vit5.metrics.statistics import Gaussian, Statistics
 
 # (mean, covariance) of: all features, ADM's spatial features.
 POOL_KEYS, SPATIAL_KEYS = ("mu", "sigma"), ("mu_s", "sigma_s")
-LABELS_KEY, FACTS_KEY = "labels", "facts"
+LABELS_KEYS, FACTS_KEY = ("labels", "arr_1"), "facts"
 SCHEMA = 1
 # kind of file -> what it is, for people.
 OURS, ADM, STATISTICS, IMAGES = "sit_vit5", "ADM", "statistics", "images"
@@ -41,7 +41,8 @@ class ReferenceFile:
 
     pool: Gaussian of the whole data set's features, for the Frechet distance; spatial: of ADM's
     spatial features, for sFID; images: for precision, recall and KID, or for everything where there
-    are no statistics. facts: how a file of ours was made, else empty. kind: a key of `KINDS`.
+    are no statistics; labels: their class numbers, (N,). facts: how a file of ours was made, else
+    empty. kind: a key of `KINDS`.
     """
 
     path: Path
@@ -50,6 +51,7 @@ class ReferenceFile:
     pool: Gaussian | None = None
     spatial: Gaussian | None = None
     images: ImageSet | None = None
+    labels: np.ndarray | None = None
     facts: dict = field(default_factory=dict)
 
     @property
@@ -119,14 +121,17 @@ def read_reference(path: Path) -> ReferenceFile:
     kind = OURS if facts else IMAGES if not stored else STATISTICS if images is None else ADM
     pool = read_gaussian(path, POOL_KEYS) if stored else None
     spatial = read_gaussian(path, SPATIAL_KEYS) if set(SPATIAL_KEYS) <= set(keys) else None
-    return ReferenceFile(path, file_hash(path), kind, pool, spatial, images, facts)
+    return ReferenceFile(
+        path, file_hash(path), kind, pool, spatial, images, _labels(path, images), facts
+    )
 
 
 def read_facts(path: Path) -> dict:
     """How a file of ours was made; {} of others."""
-    text = read_key(path, FACTS_KEY)
-    if text is None:
+    there = members(path)
+    if FACTS_KEY not in there:
         return {}
+    text = find_member(path, there[FACTS_KEY]).read()
     try:
         facts = json.loads(str(text))
         if facts["schema"] != SCHEMA:
@@ -136,15 +141,14 @@ def read_facts(path: Path) -> dict:
     return facts
 
 
-def read_labels(path: Path) -> np.ndarray | None:
-    """Class numbers of the images, (N,), if the file has them."""
-    return read_key(path, LABELS_KEY)
-
-
-def read_key(path: Path, key: str) -> np.ndarray | None:
-    """One array of an npz, or None if there is none of this name."""
+def _labels(path: Path, images: ImageSet | None) -> np.ndarray | None:
+    """Class numbers of the images, if the file has them."""
     there = members(path)
-    return find_member(path, there[key]).read() if key in there else None
+    for key in (key for key in LABELS_KEYS if key in there and images is not None):
+        found = find_member(path, there[key])
+        if found.shape == (images.count,) and found.dtype.kind in "iu":
+            return found.read()
+    return None
 
 
 def read_gaussian(path: Path, keys: tuple[str, str]) -> Gaussian:
@@ -187,6 +191,6 @@ def write_reference(
         arrays |= zip(SPATIAL_KEYS, (spatial.mean, spatial.covariance), strict=True)
     arrays[IMAGES_KEY] = images
     if labels is not None:
-        arrays[LABELS_KEY] = labels
+        arrays[LABELS_KEYS[0]] = labels
     arrays[FACTS_KEY] = np.array(json.dumps({"schema": SCHEMA, **facts}, allow_nan=False))
     write_npz(path, arrays)

@@ -2,24 +2,23 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, replace
 
 import torch
 
-from sit_vit5.config import CheckpointConfig, TrainConfig
+from sit_vit5.config import TrainConfig
 from sit_vit5.data import build_source
+from sit_vit5.disk import FP32, MOMENTS, RunDisk, run_disk
 from sit_vit5.distributed import BatchPlan
 from sit_vit5.models.cost import denoiser_cost
 from sit_vit5.models.denoiser import Denoiser
 from sit_vit5.models.layers import set_attention
 from sit_vit5.plan.devices import Device
-from sit_vit5.plan.encoding import FP32, Cache, Encoding, cache, encoding
+from sit_vit5.plan.encoding import Cache, Encoding, cache, encoding
 from sit_vit5.plan.memory import Activations, activations
 from sit_vit5.plan.options import PlanCommand
 from sit_vit5.training.run import check_image_size
 
-MOMENTS = 8  # bytes per weight
 IMAGENET_IMAGES = 1_281_167  # of ILSVRC 2012's training set
 # Left free: CUDA's own memory (about 0.5 GB), fragmentation, workspaces of the libraries.
 MARGIN = 0.1
@@ -59,7 +58,7 @@ class Memory:
 
 @dataclass(frozen=True)
 class Plan:
-    """An estimate. flops: of one image's forward pass; seconds: of one step; bytes on disk.
+    """An estimate. flops: of one image's forward pass; seconds: of one step.
 
     passes: forward passes that a step's FLOPs are worth; memory_if_switched: with the other value
     of `recompute`. cache: None where nothing is encoded.
@@ -78,8 +77,7 @@ class Plan:
     model_seconds: float
     encoding_seconds: float
     cache: Cache | None
-    checkpoint_bytes: int
-    disk_bytes: int
+    disk: RunDisk
 
     @property
     def step_flops(self) -> int:
@@ -106,7 +104,6 @@ def make_plan(options: PlanCommand) -> Plan:
         for option in (config, replace(config, recompute=not config.recompute))
     )
     passes = 4 if config.recompute else 3
-    checkpoint = checkpoint_bytes(parameters, trainable, averages=len(config.ema.names))
     rate = options.gpus * options.utilisation * 1e12  # FLOPs per second and TFLOPS of peak
     return Plan(
         batch=batch,
@@ -132,8 +129,7 @@ def make_plan(options: PlanCommand) -> Plan:
         )
         if encoded.flops
         else None,
-        checkpoint_bytes=checkpoint,
-        disk_bytes=checkpoint * checkpoints_on_disk(config.checkpoint, config.steps),
+        disk=run_disk(config, parameters, trainable),
     )
 
 
@@ -165,13 +161,19 @@ def estimate_memory(
     trainable: int,
 ) -> Memory:
     """Bytes on one GPU, item by item."""
+    cut = config.parallel == "fsdp2"
+    parts = batch.processes if cut else 1
+    if cut:  # the weights of the block at work and of the next one are gathered
+        buckets = 2 * FP32 * parameters // config.backbone.depth
+    else:  # DistributedDataParallel sends gradients from buckets of its own
+        buckets = FP32 * trainable
+    averages = 0 if config.ema.device == "host" else len(config.ema.names)
     return Memory(
-        weights=FP32 * parameters,
-        gradients=FP32 * trainable,
-        moments=MOMENTS * trainable,
-        averages=FP32 * parameters * len(config.ema.names),
-        # DistributedDataParallel sends gradients from buckets of its own.
-        buckets=FP32 * trainable if batch.processes > 1 else 0,
+        weights=FP32 * parameters // parts,
+        gradients=FP32 * trainable // parts,
+        moments=MOMENTS * trainable // parts,
+        averages=FP32 * parameters * averages // parts,
+        buckets=buckets if batch.processes > 1 else 0,
         activations=activations(
             lambda: _build(config, encoded.latent_shape, data.num_classes),
             encoded.latent_shape,
@@ -181,17 +183,6 @@ def estimate_memory(
         encoder=encoded.weights,
         encoding=encoded.working,
     )
-
-
-def checkpoint_bytes(parameters: int, trainable: int, *, averages: int) -> int:
-    """Weights, averages and AdamW's moments; the small files are not counted."""
-    return FP32 * parameters * (1 + averages) + MOMENTS * trainable
-
-
-def checkpoints_on_disk(config: CheckpointConfig, steps: int) -> int:
-    """The largest number at one time: those kept, and the next one while it is written."""
-    written = 1 + (math.ceil(steps / config.every) if config.every else 1)
-    return written if config.keep == 0 else min(config.keep + 1, written)
 
 
 def _forward_flops(

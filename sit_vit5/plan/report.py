@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from sit_vit5.disk import disk_lines
 from sit_vit5.plan.estimate import MARGIN, Plan
 from sit_vit5.plan.options import PlanCommand
 from sit_vit5.presets import title
-from sit_vit5.snapshots import snapshot_bytes
 
 
 def report(options: PlanCommand, plan: Plan) -> str:
@@ -20,7 +20,7 @@ def report(options: PlanCommand, plan: Plan) -> str:
         "",
         *_memory(options, plan),
         "",
-        *_disk(options, plan),
+        *disk_lines(config, plan.disk),
         "",
         *_time(options, plan),
         "",
@@ -86,18 +86,6 @@ def _memory(options: PlanCommand, plan: Plan) -> list[str]:
     else:
         help_ = "--recompute True, or raise" if other and plan.fits(switched) else "raise"
         lines.append(f"fits: no ({room}); {help_} --accumulation or --gpus")
-    return lines
-
-
-def _disk(options: PlanCommand, plan: Plan) -> list[str]:
-    keep = options.train.checkpoint.keep
-    kept = f"the newest {keep} and the one being written" if keep else "all of them"
-    lines = [
-        f"disk: {plan.checkpoint_bytes / 1e9:.3g} GB per checkpoint, "
-        f"{plan.disk_bytes / 1e9:,.3g} GB for {kept}"
-    ]
-    if size := snapshot_bytes(options.train.ema, options.train.steps, plan.parameters):
-        lines.append(f"  and {size / 1e9:,.3g} GB for all snapshots of averages")
     return lines
 
 

@@ -18,6 +18,7 @@ import numpy as np
 from numpy.lib.format import open_memmap
 from PIL import Image
 
+from sit_vit5.arrays import allocate_npy
 from sit_vit5.errors import UserError
 from sit_vit5.files import check_same, check_space, file_hash, sync, write_json
 from sit_vit5.progress import progress_bar
@@ -60,8 +61,8 @@ class SampleSet:
         write_json(self.folder / MANIFEST, {"complete": False, "settings": self.settings})
         if not begun or not all((self.partial / name).is_file() for name in (IMAGES, COST)):
             # Costs last: an image counts as made only where both files are there.
-            _allocate(self.partial / IMAGES, np.uint8, (self.count, *self.shape))
-            _allocate(self.partial / COST, np.int32, (self.count, 2))
+            allocate_npy(self.partial / IMAGES, np.uint8, (self.count, *self.shape))
+            allocate_npy(self.partial / COST, np.int32, (self.count, 2))
         return False
 
     def open(self) -> None:
@@ -135,20 +136,6 @@ class SampleSet:
         if found.ndim < 2 or (shape is not None and found.shape != shape):
             raise UserError(f"{path} is damaged (shape {found.shape}); remove its folder")
         return found
-
-
-def _allocate(path: Path, dtype: type, shape: tuple[int, ...]) -> None:
-    """A zero-filled .npy whose blocks are on the disk: a map of a sparse file dies by SIGBUS."""
-    fresh = path.with_name(path.name + ".partial")
-    try:
-        open_memmap(fresh, mode="w+", dtype=dtype, shape=shape).flush()
-        if hasattr(os, "posix_fallocate"):
-            with fresh.open("r+b") as file:
-                os.posix_fallocate(file.fileno(), 0, fresh.stat().st_size)
-    except OSError as error:
-        fresh.unlink(missing_ok=True)
-        raise UserError(f"no room for {path}: {error}; choose another --out") from None
-    os.replace(fresh, path)
 
 
 def _remove(folder: Path) -> None:

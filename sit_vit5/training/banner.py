@@ -10,10 +10,10 @@ from torch import Tensor
 
 from sit_vit5.cli import dump_config
 from sit_vit5.codecs.normalisation import USUAL_STD
-from sit_vit5.config import TrainConfig
+from sit_vit5.disk import check_disk, run_disk
 from sit_vit5.presets import title
-from sit_vit5.snapshots import snapshot_bytes
 from sit_vit5.training.learner import compiles
+from sit_vit5.training.sharding import is_sharded
 
 if TYPE_CHECKING:
     from sit_vit5.training.trainer import Trainer
@@ -27,7 +27,10 @@ NO_DECODER = (
 def banner(trainer: Trainer) -> list[str]:
     """The resolved configuration and the facts that follow from it."""
     config, plan, source = trainer.config, trainer.plan, trainer.source
-    parameters = sum(p.numel() for p in trainer.learner.model.parameters())
+    model = trainer.learner.model
+    weights = list(model.parameters())
+    parameters = sum(weight.numel() for weight in weights)
+    trainable = sum(weight.numel() for weight in weights if weight.requires_grad)
     shape = " x ".join(map(str, trainer.latent_shape))
     classes = _class_list(source.class_names)
     return [
@@ -43,8 +46,8 @@ def banner(trainer: Trainer) -> list[str]:
         f"{'compiled' if compiles(config, trainer.device) else 'eager'} blocks"
         f"{', recomputed in the backward pass' if config.recompute else ''}, "
         f"{config.attention} attention, torch {torch.__version__} on "
-        f"{trainer.device}",
-        *_snapshots(config, parameters),
+        f"{trainer.device}{', cut over the processes' if is_sharded(model) else ''}",
+        *check_disk(trainer.run_folder, config, run_disk(config, parameters, trainable)),
     ]
 
 
@@ -56,16 +59,6 @@ def check_first_latents(latents: Tensor) -> list[str]:
     return [
         f"warning: the first latents have standard deviation {std:.3f}, expected {low} to {high}; "
         "check the codec's scale and look at the data"
-    ]
-
-
-def _snapshots(config: TrainConfig, parameters: int) -> list[str]:
-    every, size = config.ema.snapshot_every, snapshot_bytes(config.ema, config.steps, parameters)
-    if not every:
-        return []
-    return [
-        f"snapshots: {len(config.ema.widths)} averages every {every:,} steps, {size / 1e9:,.3g} GB "
-        f"after {config.steps:,} steps, never removed"
     ]
 
 

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from sit_vit5 import power_average
 from sit_vit5.config import EmaConfig, decay_name, width_name
 from sit_vit5.models.state_dict import check_tensors
+from sit_vit5.training.sharding import cut_like, local
 
 # The decay at an optimizer step (from 0).
 Rule = Callable[[int], float]
@@ -21,12 +22,15 @@ class Ema:
     """One average per decay and width. Floating-point tensors are averaged, all others copied.
 
     After step k: average = d * average + (1 - d) * weights, d as the average's rule says. A step
-    that the watchdog skipped is not counted: it leaves the averages alone.
+    that the watchdog skipped is not counted: it leaves the averages alone. Where the model is cut
+    over processes, so are they.
     """
 
     def __init__(self, model: nn.Module, config: EmaConfig):
         self.config, self.rules = config, rules(config)
-        self.averages = {name: _copy(model.state_dict()) for name in self.rules}
+        self.averages = {
+            name: _copy(model.state_dict(), on_host=config.device == "host") for name in self.rules
+        }
 
     @torch.no_grad()
     def update(self, model: nn.Module, step: int) -> None:
@@ -37,17 +41,17 @@ class Ema:
                 odd = sorted(weights.keys() ^ average.keys())[:3]
                 raise RuntimeError(f"averages and weights have different names: {odd}")
             floats = [name for name in average if average[name].is_floating_point()]
+            averaged = [local(average[name]) for name in floats]
             torch._foreach_lerp_(
-                [average[name] for name in floats],
-                [weights[name].float() for name in floats],
+                averaged,
+                [
+                    local(weights[name]).to(own.device, torch.float32)
+                    for name, own in zip(floats, averaged, strict=True)
+                ],
                 1 - self.rules[rule_name](step),
             )
             for name in average.keys() - set(floats):
                 average[name].copy_(weights[name])
-
-    def of_widths(self) -> dict[float, dict[str, Tensor]]:
-        """The power-function averages, by relative width."""
-        return {width: self.averages[width_name(width)] for width in self.config.widths}
 
     def young(self, step: int) -> list[float]:
         """Decays without warm-up whose average still holds initial weights: step < 1 / (1 - d)."""
@@ -60,7 +64,7 @@ class Ema:
         for rule_name, average in self.averages.items():
             check_tensors(averages[rule_name], average, source)
             for name, tensor in average.items():
-                tensor.copy_(averages[rule_name][name])
+                tensor.copy_(cut_like(averages[rule_name][name], tensor))
 
 
 def rules(config: EmaConfig) -> dict[str, Rule]:
@@ -80,8 +84,9 @@ def _warmed_up(decay: float, step: int) -> float:
     return min(decay, (1 + step) / (10 + step))
 
 
-def _copy(weights: dict[str, Tensor]) -> dict[str, Tensor]:
-    return {
+def _copy(weights: dict[str, Tensor], *, on_host: bool) -> dict[str, Tensor]:
+    copies = {
         name: (tensor.detach().float() if tensor.is_floating_point() else tensor).clone()
         for name, tensor in weights.items()
     }
+    return {name: copy.cpu() for name, copy in copies.items()} if on_host else copies

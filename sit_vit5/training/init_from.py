@@ -36,8 +36,10 @@ class Donor:
     timesteps: int = 0
 
 
-def init_from(model: Denoiser, path: str, class_names: tuple[str, ...]) -> list[str]:
-    """Copies the weights that fit; lines that say what was taken, resized and left, and why.
+def init_from(
+    model: Denoiser, path: str, class_names: tuple[str, ...]
+) -> tuple[dict[str, Tensor], list[str]]:
+    """The weights that fit; and lines that say what was taken, resized and left, and why.
 
     Left where they would mean something else: the label table of other classes (row D21), a fixed
     position table, the time embedding of a DiT, which counts diffusion steps.
@@ -54,7 +56,6 @@ def init_from(model: Denoiser, path: str, class_names: tuple[str, ...]) -> list[
             taken[name] = tensor
     if not taken:
         raise UserError(f"no weight of {path} fits the model; check --model")
-    model.load_state_dict(own | taken)
     lists = {
         f"initial weights: {len(taken)} of {len(own)} tensors from {path}": list(taken),
         "resized": resized,
@@ -62,7 +63,8 @@ def init_from(model: Denoiser, path: str, class_names: tuple[str, ...]) -> list[
         "not taken from there": [name for name in donor.weights if name not in taken],
         "the donor's blocks differ": _block_differences(donor.backbone, model.backbone),
     }
-    return [f"{what}: {', '.join(grouped(names))}" for what, names in lists.items() if names]
+    lines = [f"{what}: {', '.join(grouped(names))}" for what, names in lists.items() if names]
+    return taken, lines
 
 
 def grouped(names: Iterable[str]) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -12,7 +13,8 @@ from sit_vit5.config import TrainConfig
 from sit_vit5.errors import UserError
 from sit_vit5.models.denoiser import Denoiser
 from sit_vit5.models.layers import set_attention
-from sit_vit5.models.state_dict import load_weights
+from sit_vit5.models.state_dict import check_tensors
+from sit_vit5.training import sharding
 from sit_vit5.training.ema import Ema
 from sit_vit5.training.init_from import init_from
 from sit_vit5.training.optimizer import (
@@ -45,7 +47,8 @@ def compiles(config: TrainConfig, device: torch.device) -> bool:
 class Learner:
     """Fresh from the seed; `restore` continues a run, `init_from` borrows weights for a new one.
 
-    latent_shape: (c, h, w) of one sample; class_names: empty for an unconditional model.
+    latent_shape: (c, h, w) of one sample; class_names: empty for an unconditional model; shard:
+    cuts the network in place, before anything is built on its weights.
     """
 
     def __init__(
@@ -54,34 +57,48 @@ class Learner:
         latent_shape: tuple[int, int, int],
         class_names: tuple[str, ...],
         device: torch.device,
+        *,
+        shard: Callable[[Denoiser], None] | None = None,
     ):
         self.config, self.device = config, device
         self.latent_shape, self.class_names = latent_shape, class_names
         torch.manual_seed(config.seed)  # initial weights only; everything else is keyed
         self.model = self._network()
         self.model.recompute = config.recompute
-        self.optimizer = build_optimizer(self.model, config.optimizer)
-        self.ema = Ema(self.model, config.ema)
-        self._seen: dict[str, Tensor] = {}
         if compiles(config, device):
             check_compiler(device)
             for block in self.model.blocks:
                 block.compile(dynamic=False)
+        if shard is not None:
+            shard(self.model)
+        self.optimizer = build_optimizer(self.model, config.optimizer)
+        self.ema = Ema(self.model, config.ema)
+        self._seen: dict[str, Tensor] = {}
 
     def restore(self, checkpoint: Checkpoint) -> None:
         """Takes everything from a checkpoint; a missing tensor is an error."""
-        load_weights(self.model, checkpoint.weights(), checkpoint.folder)
+        weights = checkpoint.weights()
+        check_tensors(weights, self.model.state_dict(), checkpoint.folder)
+        self._load(weights)
         self.optimizer.state.clear()
         if checkpoint.state.step > checkpoint.state.skipped_steps:  # else no step was taken yet
             load_optimizer_tensors(self.optimizer, self.model, checkpoint.optimizer())
         averages = {name: checkpoint.weights(name) for name in self.config.ema.names}
         self.ema.load(averages, checkpoint.folder)
 
-    def init_from(self, path: str) -> list[str]:
+    def init_from(self, path: str | None) -> list[str]:
         """Takes the weights behind a path that fit; lines that say what was taken and what not."""
-        lines = init_from(self.model, path, self.class_names)
+        if path is None:
+            return []
+        taken, lines = init_from(self.model, path, self.class_names)
+        self._load(taken)
         self.ema = Ema(self.model, self.config.ema)
         return lines
+
+    def _load(self, weights: dict[str, Tensor]) -> None:
+        """Puts whole weights in place of those of the same names."""
+        own = self.model.state_dict()
+        self.model.load_state_dict(own | sharding.cut_all(weights, own))
 
     def update(self, step: int, *, limit: float = math.inf) -> Tensor:
         """Clips the gradients and takes one optimizer step; their norm before, on the device.
@@ -91,7 +108,7 @@ class Learner:
         """
         config = self.config.optimizer
         clip = config.clip_norm or math.inf
-        grad_norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), clip)
+        grad_norm = sharding.whole(torch.nn.utils.clip_grad_norm_(self.model.parameters(), clip))
         for group in self.optimizer.param_groups:
             group["lr"] = learning_rate(config, step)
         # Read by torch's fused optimizers, as gradient scalers use it: 1 leaves all as it was.
@@ -111,34 +128,35 @@ class Learner:
         Only the last weight is looked at.
         """
         name = list(self.model.state_dict())[-1]
-        now = {"": self.model.state_dict()[name].clone()}
-        now |= {key: average[name].clone() for key, average in self.ema.averages.items()}
+        last = {"": self.model.state_dict()[name]}
+        last |= {key: average[name] for key, average in self.ema.averages.items()}
+        now = {key: sharding.local(tensor).clone() for key, tensor in last.items()}
         before, self._seen = self._seen, now
         moved = {key for key in before if not torch.equal(before[key], now[key])}
         return [key for key in self.ema.averages if before and "" in moved and key not in moved]
 
     def finite(self) -> bool:
-        """Whether all weights are finite: an update may break what its gradient did not show."""
-        norms = torch._foreach_norm(list(self.model.parameters()))
+        """Whether all weights of this process are finite: an update may break what its gradient
+        did not show."""
+        norms = torch._foreach_norm([sharding.local(p.detach()) for p in self.model.parameters()])
         return bool(torch.stack(norms).isfinite().all())
 
-    def networks(self) -> dict[str, Denoiser]:
-        """Copies with raw and averaged weights: drawing cannot touch the ones in training."""
-        weights = {"raw": self.model.state_dict()}
-        for name, average in self.ema.averages.items():
-            weights[name.replace("ema_", "EMA ").replace("_", " ")] = average
-        copies = {}
-        for name, tensors in weights.items():
-            copies[name] = self._network()
-            copies[name].load_state_dict(tensors)
-            copies[name].eval().requires_grad_(False)
-        return copies
+    def weights(self, name: str) -> dict[str, Tensor]:
+        """The weights in training, `raw`, or an average, by its name; cut, if the model is."""
+        return self.model.state_dict() if name == "raw" else self.ema.averages[name]
 
-    def tensors(self) -> dict[str, dict]:
-        """What `save_checkpoint` writes."""
+    def copy(self, name: str) -> Denoiser:
+        """A network of its own with these weights. Where the model is cut, all must ask."""
+        copy = self._network()
+        copy.load_state_dict(
+            {key: sharding.whole(tensor) for key, tensor in self.weights(name).items()}
+        )
+        return copy.eval().requires_grad_(False)
+
+    def tensors(self) -> dict[str, dict[str, Tensor]]:
+        """What a checkpoint holds, by the name of its file: cut, if the model is."""
         return {
-            "model": self.model.state_dict(),
-            "averages": self.ema.averages,
+            **{name: self.weights(name) for name in ("raw", *self.ema.averages)},
             "optimizer": optimizer_tensors(self.optimizer, self.model),
         }
 

@@ -7,6 +7,7 @@ from torch import Tensor, nn
 
 from sit_vit5.config import OptimizerConfig
 from sit_vit5.errors import UserError
+from sit_vit5.training.sharding import cut_like
 
 
 def build_optimizer(model: nn.Module, config: OptimizerConfig) -> torch.optim.AdamW:
@@ -53,5 +54,7 @@ def load_optimizer_tensors(
         if parameter.requires_grad and fits != [parameter.shape] * 2:
             raise UserError(f"the checkpoint's optimizer state lacks {name} or has another shape")
         if state:
-            on_device = {kind: tensor.to(parameter.device) for kind, tensor in state.items()}
-            optimizer.state[parameter] = on_device
+            optimizer.state[parameter] = {
+                kind: tensor.to(parameter.device) if kind == "step" else cut_like(tensor, parameter)
+                for kind, tensor in state.items()
+            }

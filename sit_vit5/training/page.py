@@ -35,9 +35,13 @@ MOST_EVENTS = 200
 
 
 def write_page(
-    run: Path, config: TrainConfig, rows: Sequence[dict], events: Sequence[dict]
+    run: Path,
+    config: TrainConfig,
+    rows: Sequence[dict],
+    events: Sequence[dict],
+    evaluations: Sequence[dict] = (),
 ) -> None:
-    """Replaces run.html. rows: of metrics.jsonl; events: of events.jsonl, oldest first."""
+    """Replaces run.html. rows: of metrics.jsonl; the others: of their files, oldest first."""
     name, state = escape(run.name), _state(config, rows, events)
     page = Template(PAGE).substitute(
         name=name,
@@ -46,7 +50,7 @@ def write_page(
         progress=f"{_step(rows) / config.steps:.4f}",
         numbers=_numbers(config, rows, events, running=state == "running"),
         facts=_facts(events),
-        curves=_curves(rows, events),
+        curves=_curves(rows, events) + _evaluations(evaluations),
         grids=grids(run),
         events=_events(events),
         changes=_changes(config),
@@ -121,6 +125,19 @@ def _curves(rows: Sequence[dict], events: Sequence[dict]) -> str:
         drawing = curve(points, name=title.split(",")[0], log=log, marks=resumed)
         figures.append(f"<figure><figcaption>{title}</figcaption>{drawing}</figure>")
     return "\n".join(figures)
+
+
+def _evaluations(evaluations: Sequence[dict]) -> str:
+    """A curve of each metric of samples, and what it was at last."""
+    figures = []
+    for name in dict.fromkeys(name for row in evaluations for name in row["values"]):
+        points: list[Point] = [
+            (row["step"], row["values"][name]) for row in evaluations if name in row["values"]
+        ]
+        title = f"{name} of samples of {evaluations[-1]['weights']}: {shown(points[-1][1])} at last"
+        drawing = curve(points, name=escape(name), log=False)
+        figures.append(f"<figure><figcaption>{escape(title)}</figcaption>{drawing}</figure>")
+    return "\n" + "\n".join(figures)
 
 
 def _events(events: Sequence[dict]) -> str:

@@ -11,6 +11,7 @@ from sit_vit5.codecs.recorded import RecordedCodec
 from sit_vit5.config import CodecConfig, TrainConfig
 from sit_vit5.data import Source
 from sit_vit5.data.latent_cache import LatentCache
+from sit_vit5.distributed import launcher_shards
 from sit_vit5.errors import UserError, nearest_multiples
 from sit_vit5.files import write_text
 from sit_vit5.run_folder import CONFIG_FILE, checkpoint_steps, latest_name, run_of, step_name
@@ -18,8 +19,8 @@ from sit_vit5.run_folder import CONFIG_FILE, checkpoint_steps, latest_name, run_
 # A run is these values: others start a new run with --init-from. The codec's path may change, its
 # identity may not.
 FIXED_ON_RESUME = (
-    "backbone", "codec.name", "objective", "ema", "seed", "batch_size", "name", "output_dir",
-    "init_from",
+    "backbone", "codec.name", "objective", "ema.decays", "ema.warmup", "ema.widths",
+    "ema.snapshot_every", "seed", "name", "output_dir", "init_from",
 )  # fmt: skip
 
 
@@ -49,6 +50,11 @@ def check_resume(
         raise UserError(
             f"{run} is a checkpoint outside a run folder; start a new run with --init-from {run}"
         )
+    if not resume.resumable:
+        raise UserError(
+            f"{resume.folder} holds averages only, the weights and the optimizer are gone; resume "
+            f"the run folder {run}, or start a new run with --init-from {resume.folder}"
+        )
     fixed = [
         change
         for change in differences(resume.config, config)
@@ -75,6 +81,36 @@ def check_resume(
             f"{resume.folder} is not the newest checkpoint of its run ({step_name(newest)}); "
             "resume the run folder, or branch off with --init-from"
         )
+
+
+def changes(resume: Checkpoint, config: TrainConfig) -> list[str]:
+    """What a resumed run does otherwise than before, and what comes of it."""
+    lines = [f"changed on resume: {change}" for change in differences(resume.config, config)]
+    before, now = resume.config.batch_size, config.batch_size
+    if before != now:
+        position = resume.state.step + resume.state.data_offset
+        what = "passed over until the next epoch" if now > before else "seen again"
+        lines.append(
+            f"note: the data order is a function of step and batch_size; it goes on at image "
+            f"{position * now:,} instead of {position * before:,}, those between are {what}"
+        )
+    return lines
+
+
+def parallel(config: TrainConfig) -> str:
+    """ddp or fsdp2, as configured or else as the launcher says; refuses two different words."""
+    launched = "fsdp2" if launcher_shards() else None
+    if config.parallel == "ddp" and launched == "fsdp2":
+        raise UserError(
+            "accelerate launch asks for FSDP, the configuration says parallel ddp; drop one of them"
+        )
+    found = config.parallel or launched or "ddp"
+    if found == "fsdp2" and config.ema.device == "host":
+        raise UserError(
+            "ema.device host has no use with parallel fsdp2, which keeps only a part of the "
+            "averages on each device; drop it"
+        )
+    return found
 
 
 def open_codec(config: CodecConfig, source: Source | LatentCache) -> Codec | RecordedCodec:

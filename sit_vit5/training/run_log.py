@@ -1,4 +1,4 @@
-"""What a run tells: lines on the screen, metrics.jsonl, events.jsonl, loss.png, run.html."""
+"""What a run tells: lines on the screen, files of JSON lines, loss.png, run.html."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tqdm import tqdm
 
 from sit_vit5.config import TrainConfig
 from sit_vit5.files import write_text
-from sit_vit5.run_folder import EVENTS_FILE, METRICS_FILE, PAGE_FILE
+from sit_vit5.run_folder import EVALUATIONS_FILE, EVENTS_FILE, METRICS_FILE, PAGE_FILE
 from sit_vit5.training.page import write_page
 from sit_vit5.training.trackers import Trackers
 
@@ -24,8 +24,11 @@ BAD_IMAGES = "bad_images.txt"
 # A line on the screen that starts so is an event of that kind. (The dump of the configuration
 # starts with `model: ` too, but is many lines, which `.` does not match.)
 EVENT_LINE = re.compile(
-    r"(model|data|batch|precision|warning|note|changed on resume|interrupted|done)\b:? ?(.+)"
+    r"(model|data|batch|precision|warning|note|changed on resume|evaluation|interrupted|done)\b"
+    r":? ?(.+)"
 )
+# What a row has at least.
+METRICS_KEYS, EVALUATION_KEYS = {"step", "loss", "grad_norm"}, {"step", "weights", "values"}
 # Seconds between pages at least, and the share of the time that writing them, which reads all rows,
 # takes at most.
 PAGE_SECONDS, PAGE_SHARE = 60, 0.01
@@ -92,6 +95,7 @@ class RunLog:
         *,
         step: int,
         epoch: float,
+        images: int,
         loss: float | None,
         grad_norm: float,
         lr: float,
@@ -108,7 +112,7 @@ class RunLog:
         row = {
             "step": step,
             "epoch": round(epoch, 4),
-            "images": step * self.batch_size,
+            "images": images,
             "loss": loss,
             "grad_norm": grad_norm if math.isfinite(grad_norm) else None,
             "lr": lr,
@@ -139,6 +143,20 @@ class RunLog:
         )
         if time.monotonic() > self._next_page:
             self._write_page()
+
+    def evaluated(self, weights: str, values: dict[str, float], *, seconds: float) -> None:
+        """Appends a row to evaluations.jsonl: metrics of samples of these weights, by name."""
+        row = {
+            "step": self.step,
+            "weights": weights,
+            "values": values,
+            "seconds": round(seconds, 1),
+            "unix_time": round(time.time(), 1),
+        }
+        self._append(self.run / EVALUATIONS_FILE, row)
+        self.trackers.log({"step": self.step, **values})
+        shown = ", ".join(f"{name} {value:.4g}" for name, value in values.items())
+        self.say(f"evaluation: step {self.step}, {weights}: {shown} ({seconds:,.0f} s)")
 
     def show(self, grid: Path) -> None:
         """Gives a grid, if one was drawn, to the trackers; brings run.html up to date."""
@@ -179,7 +197,8 @@ class RunLog:
         started = time.monotonic()
         try:
             events = _read(self.run / EVENTS_FILE, {"step", "unix_time", "kind", "text"})
-            write_page(self.run, self.config, self._rows(), events)
+            evaluations = _read(self.run / EVALUATIONS_FILE, EVALUATION_KEYS)
+            write_page(self.run, self.config, self._rows(), events, evaluations)
         except Exception as error:  # of any kind: a page is not worth a run
             if not self._page_failed:
                 self.say(f"warning: {self.run / PAGE_FILE} not written: {error}")
@@ -195,16 +214,20 @@ class RunLog:
             self._print(f"warning: {path} not written: {error}")
 
     def _rows(self) -> list[dict]:
-        return _read(self.path, {"step", "loss", "grad_norm"})
+        return _read(self.path, METRICS_KEYS)
 
     def _drop_rows_after(self, step: int) -> int:
         """A resumed run writes the steps after its checkpoint again: no step stands twice.
 
         Returns the number of skipped steps in the last row.
         """
-        kept = [row for row in self._rows() if row["step"] <= step]
-        if self.path.is_file():
-            write_text(self.path, "".join(json.dumps(row) + "\n" for row in kept))
+        for path, keys in (
+            (self.run / EVALUATIONS_FILE, EVALUATION_KEYS),
+            (self.path, METRICS_KEYS),
+        ):
+            kept = [row for row in _read(path, keys) if row["step"] <= step]
+            if path.is_file():
+                write_text(path, "".join(json.dumps(row) + "\n" for row in kept))
         return kept[-1].get("skipped_steps", 0) if kept else 0
 
 

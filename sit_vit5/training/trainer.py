@@ -5,54 +5,44 @@ from __future__ import annotations
 import shlex
 import time
 from collections.abc import Callable, Iterator
-from contextlib import closing, nullcontext
-from dataclasses import dataclass
+from contextlib import closing
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 
-import torch
 from accelerate import Accelerator
 from accelerate.utils import gather_object
-from torch import Tensor
 
 from sit_vit5.checkpoint import Checkpoint, open_checkpoint
-from sit_vit5.cli import differences
 from sit_vit5.codecs import Codec
 from sit_vit5.codecs.recorded import RecordedCodec
 from sit_vit5.config import TrainConfig
 from sit_vit5.data import Source
 from sit_vit5.data.loader import Batch, StepLoader
-from sit_vit5.distributed import BatchPlan, Words, join_processes, no_accelerator
+from sit_vit5.distributed import BatchPlan, Words, join_processes, no_accelerator, shard_ourselves
 from sit_vit5.errors import UserError
 from sit_vit5.files import lock
 from sit_vit5.models.denoiser import Denoiser
-from sit_vit5.precision import autocast, check_launcher, set_tf32
+from sit_vit5.precision import check_launcher, set_tf32
 from sit_vit5.run_folder import LATEST_FILE, PAGE_FILE, SAMPLES, step_name
 from sit_vit5.training import run as runs
-from sit_vit5.training.banner import NO_DECODER, banner, check_first_latents
+from sit_vit5.training.banner import NO_DECODER, banner
+from sit_vit5.training.evaluation import Evaluation, evaluate
 from sit_vit5.training.interrupt import Interrupt
 from sit_vit5.training.learner import Learner
 from sit_vit5.training.objective import Objective
 from sit_vit5.training.optimizer import learning_rate
 from sit_vit5.training.run_log import RunLog, report_bad_images
-from sit_vit5.training.save import write_average_snapshots, write_checkpoint
+from sit_vit5.training.saver import Saver
+from sit_vit5.training.sharding import is_sharded, shard
+from sit_vit5.training.stepping import Stepping
 from sit_vit5.training.trackers import check_trackers
-from sit_vit5.training.watchdog import Watchdog
 
 # Draws a grid of every named network into a file.
 Preview = Callable[[dict[str, Denoiser], Path], None]
 
 # Above every signal number.
 FAILED = 1000
-
-
-@dataclass(frozen=True)
-class Unsettled:
-    """A step that the device may still be working on: its number, gradient norm and loss."""
-
-    step: int
-    grad_norm: Tensor
-    loss: Tensor
 
 
 class Trainer:
@@ -65,18 +55,22 @@ class Trainer:
         codec: Codec | RecordedCodec,
         *,
         preview: Preview | None,
+        evaluation: Evaluation | None = None,
         resume: Checkpoint | None = None,
     ):
         check_launcher(config.precision)
         check_trackers(config.trackers)
-        join_processes()
+        self.processes = join_processes()
         set_tf32(False)
-        self.config, self.source, self.codec, self.preview = config, source, codec, preview
+        self.config, self.source, self.codec = config, source, codec
+        self.preview, self.evaluation = preview, evaluation
         self.run_folder = runs.run_folder(config, resume)
         if resume is None:
             runs.check_new(self.run_folder)
         else:
             runs.check_resume(self.run_folder, resume, config, source, codec)
+        self.parallel = runs.parallel(config)
+        shard_ourselves()
         self.accelerator = Accelerator(mixed_precision="no", cpu=no_accelerator())
         self.device, self.is_main = self.accelerator.device, self.accelerator.is_main_process
         patience = timedelta(minutes=config.watchdog.patience)
@@ -110,50 +104,52 @@ class Trainer:
             return self._loop()
         with lock(self.run_folder, "training run"):
             runs.write_config(self.run_folder, self.config)
-            with RunLog(self.run_folder, self.config, first_step=self.step) as self.log:
-                return self._loop()
+            with RunLog(self.run_folder, self.config, first_step=self.steps.step) as self.log:
+                with closing(self.saver):
+                    return self._loop()
 
     def _build(self, resume: Checkpoint | None) -> None:
         """The learner and the counters, fresh or from a checkpoint."""
-        config = self.config
-        self.learner = Learner(config, self.latent_shape, self.source.class_names, self.device)
-        self.step, self.data_offset, self.notes = 0, 0, []
-        self.watchdog = Watchdog(config.max_skipped, config.watchdog)
-        self.unsettled: Unsettled | None = None
-        if resume is not None:
-            self._restore(resume)
-            self.notes = [
-                f"changed on resume: {change}" for change in differences(resume.config, config)
-            ]
-        elif config.init_from:
-            self.notes = self.learner.init_from(config.init_from)
-        if self.preview is None and config.preview.every:
-            self.notes.append(NO_DECODER)
-        # Only the network is wrapped: the optimizer and the data order are our own.
-        self.wrapped = self.accelerator.prepare_model(self.learner.model)
-        self.objective = Objective(
-            config.objective,
-            self.source.kind,
-            self.codec,
-            self.plan,
-            config.seed,
+        config, processes = self.config, self.accelerator.num_processes
+        sharded = self.parallel == "fsdp2" and processes > 1
+        self.learner = Learner(
+            config,
             self.latent_shape,
-            self.learner.model.null_label,
+            self.source.class_names,
+            self.device,
+            shard=partial(shard, device=self.device, processes=processes) if sharded else None,
         )
-        self.loss_sum, self.loss_count, self.grad_norm = 0.0, 0, float("nan")
-
-    def _restore(self, checkpoint: Checkpoint) -> None:
-        """Goes to the step of a checkpoint."""
-        self.learner.restore(checkpoint)
-        state, self.unsettled = checkpoint.state, None
-        self.step, self.data_offset = state.step, state.data_offset
-        self.watchdog = Watchdog(
-            self.config.max_skipped,
-            self.config.watchdog,
-            skipped=state.skipped_steps,
-            in_a_row=state.skipped_in_a_row,
-            rewinds=state.rewinds,
-            norms=list(state.grad_norms),
+        notes = [] if resume else self.learner.init_from(config.init_from)
+        model = self.learner.model
+        self.steps = Stepping(
+            config,
+            self.learner,
+            Objective(
+                config.objective,
+                self.source.kind,
+                self.codec,
+                self.plan,
+                config.seed,
+                self.latent_shape,
+                model.null_label,
+            ),
+            self.accelerator,
+            # Only the network is wrapped: the optimizer and the data order are our own.
+            model if sharded else self.accelerator.prepare_model(model),
+            self._say,
+        )
+        if resume is not None:
+            self.steps.restore(resume)
+            notes = runs.changes(resume, config)
+        if self.preview is None and config.preview.every:
+            notes.append(NO_DECODER)
+        self.notes, self.interrupt = notes, Interrupt()
+        self.saver = Saver(
+            self.run_folder,
+            config,
+            self.words,
+            is_main=self.is_main,
+            written=lambda what: self.log.event("saved", what),
         )
 
     def _loop(self) -> int:
@@ -162,53 +158,55 @@ class Trainer:
             self._say(f"step {self.step} of {self.config.steps} is reached: nothing to do")
             return 0
         if self.step == 0:  # a save that cannot work fails now, not after hours
-            self._save()
-        with Interrupt() as interrupt:
+            self._save(wait=True)
+        with self.interrupt:
             while self.step < self.config.steps:
                 # Closed: workers that outlive the run complain at the interpreter's exit.
-                with closing(self.loader.steps(self.data_step)) as stream:
-                    stopped = self._steps(stream, interrupt)
+                with closing(self.loader.steps(self.steps.data_step)) as stream:
+                    stopped = self._train(stream)
                 if stopped:
                     return self._stop(stopped)
+        self.saver.join()
         self._say(
             f"done: {self.run_folder}; look at {self.run_folder / PAGE_FILE}, then draw: "
             f"python sample/grid.py --checkpoint {self.run_folder}"
         )
         return 0
 
-    def _steps(self, stream: Iterator[list[Batch]], interrupt: Interrupt) -> int:
+    @property
+    def step(self) -> int:
+        """Optimizer steps taken."""
+        return self.steps.step
+
+    def _train(self, stream: Iterator[list[Batch]]) -> int:
         """Steps to the end of the run, to a rewind, or to a signal, whose number is returned."""
         while self.step < self.config.steps:
             started = time.perf_counter()
             batches, failure = self._next(stream)
             waited = time.perf_counter() - started
+            failure = failure or self.saver.failed()
             # One word per step between the ranks: go on, a signal, or a failure of any.
-            stopped = self.words.largest(FAILED if failure else interrupt.signal)
+            stopped = self.words.largest(FAILED if failure else self.interrupt.signal)
             if stopped == FAILED:
                 self._fail(failure)
             if stopped:
                 return stopped
-            self._train_step(batches)
+            self.steps.train(batches)
             if self.is_main:
                 self.log.step_done(time.perf_counter() - started, waited)
             self._after_step()
-            if self.watchdog.action == "rewind":
+            if self.steps.watchdog.action == "rewind":
                 self._rewind()
                 return 0
         return 0
 
-    @property
-    def data_step(self) -> int:
-        """The step whose data, noise and times are next: rewinds pass some over."""
-        return self.step + self.data_offset
-
     def _rewind(self) -> None:
         """Back to the last checkpoint, and past the data that were seen since."""
-        why, rewinds = self.watchdog.why, self.watchdog.rewinds + 1
-        next_data = self.data_step
-        self._restore(open_checkpoint(self.run_folder))
-        self.data_offset, self.watchdog.rewinds = next_data - self.step, rewinds
-        self.loss_sum, self.loss_count = 0.0, 0
+        steps, watchdog = self.steps, self.steps.watchdog
+        why, rewinds, next_data = watchdog.why, watchdog.rewinds + 1, steps.data_step
+        self.saver.join()
+        steps.restore(open_checkpoint(self.run_folder))
+        steps.data_offset, steps.watchdog.rewinds = next_data - self.step, rewinds
         if self.is_main:
             self.log.rewound(self.step)
         self._say(
@@ -216,74 +214,37 @@ class Trainer:
             f"(rewind {rewinds} of {self.config.watchdog.max_rewinds})"
         )
 
-    def _train_step(self, batches: list[Batch]) -> None:
-        """One optimizer step, or none if the gradient is not finite: the device itself decides.
-
-        Nothing here waits for the device; what the step came to is read during the next one.
-        """
-        loss = self._gradients(batches)
-        self._settle()
-        norm = self.learner.update(self.step, limit=self.watchdog.limit())
-        self.unsettled = Unsettled(self.step, norm, loss)
-        self.step += 1
-
-    def _gradients(self, batches: list[Batch]) -> Tensor:
-        """Forward and backward of all micro-batches; the mean loss."""
-        total = torch.zeros((), device=self.device)
-        for micro, batch in enumerate(batches):
-            latents = self.objective.latents(batch, self.data_step, micro, self.device)
-            if self.data_step == micro == 0:
-                self._say(*check_first_latents(latents))
-            last = micro == len(batches) - 1
-            # Gradients are averaged over processes once per step, in the last backward pass.
-            with nullcontext() if last else self.accelerator.no_sync(self.wrapped):
-                with autocast(self.device, self.config.precision):
-                    losses = self.objective.loss(
-                        self.wrapped, latents, batch.labels, step=self.data_step, micro=micro
-                    )
-                loss = losses.mean() / len(batches)
-                loss.backward()
-            total += loss.detach()
-        return total
-
-    def _settle(self) -> None:
-        """Reads what the last step came to; the averages follow the weights that it left."""
-        if self.unsettled is None:
-            return
-        last, self.unsettled = self.unsettled, None
-        self.grad_norm = float(last.grad_norm)
-        if self.watchdog.accepts(last.step, self.grad_norm):
-            self.learner.average(last.step)
-            self.loss_sum, self.loss_count = self.loss_sum + last.loss, self.loss_count + 1
-
     def _after_step(self) -> None:
         """Log, check, draw and save where an interval ends."""
-        config, last = self.config, self.step == self.config.steps
+        config, watchdog = self.config, self.steps.watchdog
+        last = self.step == config.steps
         log = last or _due(self.step, config.log_every)
-        save = last or _due(self.step, config.checkpoint.every)
+        milestone = _due(self.step, config.checkpoint.milestone_every)
+        save = last or milestone or _due(self.step, config.checkpoint.every)
         preview = self.preview is not None and _due(self.step, config.preview.every, last=last)
         snapshot = _due(self.step, config.ema.snapshot_every, last=last)
-        if log or save or preview or snapshot:
-            self._settle()
+        evaluation = self.evaluation is not None and _due(
+            self.step, config.evaluation.every, last=last
+        )
+        if log or save or preview or snapshot or evaluation:
+            self.steps.settle()
         if log:
             self._log()
-        self.watchdog.check(self.step, self.run_folder)
-        if self.watchdog.action == "rewind":
+        watchdog.check(self.step, self.run_folder)
+        if watchdog.action == "rewind":
             return
-        if snapshot:  # before the checkpoint: a run resumed from it would not write them
-            self._write(
-                f"EMA snapshots of {step_name(self.step)}",
-                lambda: write_average_snapshots(self.run_folder, self.step, self.learner),
-            )
         # A bad streak must not push good checkpoints out.
-        if save and (last or self.watchdog.in_a_row == 0):
-            self._save()  # before the picture, which is not worth a checkpoint
+        save = save and (last or watchdog.in_a_row == 0)
+        if save or snapshot:  # before the picture, which is not worth a checkpoint
+            self._save(checkpoint=save, snapshot=snapshot)
+        if evaluation:
+            self._evaluate()
         if preview or save:
             self._draw(preview)
 
     def _stop(self, number: int) -> int:
         """Saves after a signal and says how to go on."""
-        self._save()
+        self._save(wait=True)
         self._say(
             f"interrupted at step {self.step}; saved {self.run_folder / LATEST_FILE}; "
             f"continue with: python train_sit.py --resume "
@@ -304,37 +265,57 @@ class Trainer:
 
     def _fail(self, failure: str) -> None:
         """Saves what there is, then stops all ranks with the words of the one that failed."""
-        self._save()
+        self._save(wait=True)
         raise UserError(next(filter(None, gather_object([failure]))))
 
     def _log(self) -> None:
         """One row of metrics; the loss is the mean over the interval and all processes."""
-        loss = None
-        if self.loss_count:
-            loss = self.accelerator.reduce(self.loss_sum / self.loss_count, "mean").item()
-        self.loss_sum, self.loss_count = 0.0, 0
-        self._say(*self.watchdog.report())
+        steps, loss = self.steps, self.steps.take_loss()
+        self._say(*steps.watchdog.report())
         for name in self.learner.still_averages():
             self._say(f"warning: the average {name} has not moved, though the weights have")
         if self.is_main:
             self.log.metrics(
                 step=self.step,
-                epoch=self.data_step * self.config.batch_size / len(self.source),
+                epoch=steps.data_step * self.config.batch_size / len(self.source),
+                images=steps.images_seen,
                 loss=loss,
-                grad_norm=self.grad_norm,
+                grad_norm=steps.grad_norm,
                 lr=learning_rate(self.config.optimizer, self.step - 1),
-                skipped_steps=self.watchdog.skipped,
+                skipped_steps=steps.watchdog.skipped,
             )
+
+    def _evaluate(self) -> None:
+        """Metrics of samples of one average, into the log."""
+        name = self.config.ema.full_name(self.config.evaluation.weights)
+        network = self.learner.copy(name)
+        started = time.perf_counter()
+        try:
+            values = evaluate(
+                self.evaluation, network, self.processes, self.words,
+                stopped=lambda: self.interrupt.signal > 0,
+            )  # fmt: skip
+        except UserError as error:
+            self._say(f"warning: no evaluation at step {self.step}: {error}")
+        else:
+            if self.is_main:
+                self.log.evaluated(name, values, seconds=time.perf_counter() - started)
 
     def _draw(self, preview: bool) -> None:
         """The loss curve, and the preview grid if asked, on the main process."""
+        networks = {}
+        if preview and (self.is_main or is_sharded(self.learner.model)):
+            networks = {
+                name.replace("ema_", "EMA ").replace("_", " "): self.learner.copy(name)
+                for name in ("raw", *self.config.ema.names)
+            }
         if self.is_main:
             path = self.run_folder / SAMPLES / f"{step_name(self.step)}.png"
             try:
                 self.log.draw_loss()
                 if preview:
                     path.parent.mkdir(exist_ok=True)
-                    self.preview(self.learner.networks(), path)
+                    self.preview(networks, path)
             except Exception as error:  # of any kind: out of memory, a full disk, NaN images
                 self._say(f"warning: no picture at step {self.step}: {error}")
             self.log.show(path)
@@ -342,34 +323,11 @@ class Trainer:
             self._say(f"note: the average {decay} still holds initial weights; judge it later")
         self.accelerator.wait_for_everyone()
 
-    def _save(self) -> None:
-        """A checkpoint of this step boundary."""
-        self._settle()
-        self._write(
-            step_name(self.step),
-            lambda: write_checkpoint(
-                self.run_folder,
-                self.config,
-                step=self.step,
-                learner=self.learner,
-                watchdog=self.watchdog,
-                source=self.source,
-                codec=self.codec,
-                data_offset=self.data_offset,
-            ),
-        )
-
-    def _write(self, what: str, write: Callable[[], bool]) -> None:
-        """Writes on the main process, if `write` finds it needed; called on every rank."""
-        failure = None
-        if self.is_main:
-            try:
-                if write():
-                    self.log.event("saved", what)
-            except UserError as error:
-                failure = error
-        if self.words.largest(failure is not None):  # all ranks stop together, none waits for ever
-            raise failure or UserError("the first process could not save")
+    def _save(self, *, checkpoint: bool = True, snapshot: bool = False, wait: bool = False) -> None:
+        """A checkpoint, or snapshots of averages, of this step boundary; see `Saver.save`."""
+        self.steps.settle()
+        state = self.steps.state(self.source, self.codec)
+        self.saver.save(state, self.learner, checkpoint=checkpoint, snapshot=snapshot, wait=wait)
 
     def _say(self, *lines: str) -> None:
         if self.is_main:

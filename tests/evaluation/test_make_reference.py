@@ -18,7 +18,7 @@ from sit_vit5.evaluation import make_reference as module
 from sit_vit5.evaluation.inspect_reference import inspect
 from sit_vit5.evaluation.make_reference import make_reference
 from sit_vit5.files import file_hash
-from sit_vit5.metrics.reference_file import read_labels, read_reference, write_reference
+from sit_vit5.metrics.reference_file import read_reference, write_reference
 from sit_vit5.metrics.statistics import Statistics
 
 ALONE = alone()
@@ -41,7 +41,7 @@ def test_digits_give_their_own_statistics_and_a_choice_of_images(tmp_path):
     kept = found.images.images(range(50))
     rows = [int(np.flatnonzero((digits.images == image).all((1, 2, 3)))[0]) for image in kept]
     assert rows == sorted(set(rows)) and rows != list(range(50))
-    assert (read_labels(path) == digits.labels[rows]).all()
+    assert (found.labels == digits.labels[rows]).all()
     assert [file.name for file in tmp_path.iterdir()] == ["ref.npz"]
 
 
@@ -90,7 +90,7 @@ def test_a_bad_image_stops_or_is_left_out_and_counted(tmp_path, image_folder):
     assert (found.count, found.images.count, found.facts["bad_images"]) == (23, 23, 1)
     second = center_crop(Image.open(image_folder / "cat" / "01.png"), 8)
     assert (found.images.images([0])[0] == second).all()
-    assert read_labels(path).tolist() == [0] * 11 + [1] * 12
+    assert found.labels.tolist() == [0] * 11 + [1] * 12
 
 
 def test_the_command_makes_with_two_processes_what_one_makes_and_inspects_it(
@@ -132,6 +132,9 @@ def test_wrong_words_and_places_are_refused(tmp_path):
         make_reference(options("digits", tmp_path / "there.npz"), ALONE)
     with pytest.raises(UserError, match="must end in .npz"):
         options("digits", tmp_path / "ref")
+    Image.new("RGB", (9, 9)).save(tmp_path / "loose.png")
+    with pytest.raises(UserError, match=r"one sub-folder per class.*\(--unconditional True\)"):
+        make_reference(options(tmp_path, tmp_path / "a.npz"), ALONE)
     with pytest.raises(UserError, match="does not exist"):
         make_reference(options(tmp_path / "absent", tmp_path / "a.npz"), ALONE)
     with pytest.raises(UserError, match="digits:train is built in; drop --source and --split"):

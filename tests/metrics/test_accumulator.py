@@ -93,7 +93,7 @@ def test_missing_and_repeated_images_are_refused(batches):
 
 def test_what_does_not_fit_is_refused():
     with pytest.raises(UserError, match="metric kid needs rows of the reference's pool features"):
-        Accumulator(EXTRACTOR, ("kid",), Described(statistics=reference().statistics))
+        Accumulator(EXTRACTOR, ("kid",), Described(statistics=reference().statistics)).compute()
     with pytest.raises(UserError, match="unknown metric 'fidd'; nearest: fid"):
         Accumulator(EXTRACTOR, ("fidd",))
     accumulator = Accumulator(EXTRACTOR, ("fid",), reference())

@@ -54,7 +54,7 @@ CONTAINERS = {
     "a.ZIP": lambda path: save_zip(
         path,
         {
-            **{f"in/{n:02d}.png": png(image) for n, image in enumerate(PIXELS)},
+            **{f"./in/{n:02d}.png": png(image) for n, image in enumerate(PIXELS)},
             "__MACOSX/in/00.png": b"",
             "in/.hidden.png": b"",
             "in/readme.txt": b"",

@@ -15,7 +15,6 @@ from sit_vit5.metrics.reference_file import (
     IMAGES,
     OURS,
     STATISTICS,
-    read_labels,
     read_reference,
     write_reference,
 )
@@ -63,12 +62,19 @@ def test_a_written_reference_is_read_back_and_the_same_arrays_give_the_same_byte
     np.testing.assert_array_equal(found.pool.mean, POOL.mean)
     np.testing.assert_array_equal(found.spatial.covariance, SPATIAL.covariance)
     assert (found.images.images([4, 0]) == PIXELS[[4, 0]]).all()
-    assert read_labels(path).tolist() == [0, 1, 2, 3, 4]
+    assert found.labels.tolist() == [0, 1, 2, 3, 4]
     assert file_hash(ours(tmp_path / "b.npz")) == found.sha256
     assert not list(tmp_path.glob("*.partial"))
     # Readable by everybody, without pickles.
     with np.load(path) as plain:
         assert {"mu", "sigma", "mu_s", "sigma_s", "arr_0"} < set(plain.files)
+
+
+def test_labels_are_those_of_the_images_or_none(tmp_path):
+    for labels, found in ((np.arange(5), [0, 1, 2, 3, 4]), (np.arange(4), None), (["a"] * 5, None)):
+        np.savez(tmp_path / "adm.npz", PIXELS, labels, **MU)  # arr_0 and arr_1
+        read = read_reference(tmp_path / "adm.npz").labels
+        assert (read if found is None else read.tolist()) == found
 
 
 def test_another_size_is_refused(tmp_path):

@@ -19,12 +19,13 @@ from sit_vit5.cli import load_config, parse_over_train
 from sit_vit5.codecs import CODECS
 from sit_vit5.codecs.identity import IdentityCodec
 from sit_vit5.config import CheckpointConfig, CodecConfig
+from sit_vit5.disk import checkpoints_on_disk, run_disk
 from sit_vit5.errors import UserError
 from sit_vit5.models.denoiser import Denoiser
 from sit_vit5.plan.__main__ import main as run_plan
 from sit_vit5.plan.devices import DEVICES
 from sit_vit5.plan.encoding import encoding
-from sit_vit5.plan.estimate import Plan, checkpoint_bytes, checkpoints_on_disk, make_plan
+from sit_vit5.plan.estimate import Plan, make_plan
 from sit_vit5.plan.memory import LiveMemory, activations, call_peak
 from sit_vit5.plan.options import PlanCommand
 from sit_vit5.plan.report import report
@@ -70,8 +71,8 @@ def test_a_tiny_plan_is_what_the_hand_calculation_says():
     assert memory.weights == 4 * parameters and memory.averages == 2 * 4 * parameters
     assert memory.gradients == memory.buckets == 4 * trainable
     assert memory.moments == 8 * trainable
-    assert plan.checkpoint_bytes == 3 * 4 * parameters + 8 * trainable
-    assert plan.disk_bytes == 4 * plan.checkpoint_bytes
+    assert plan.disk.checkpoint == 3 * 4 * parameters + 8 * trainable
+    assert plan.disk.checkpoints == 4 * plan.disk.checkpoint
     one = make_plan(by_hand(gpus=1))
     assert one.memory.buckets == 0 and one.batch.micro_batch_size == 4
 
@@ -177,10 +178,11 @@ def test_a_checkpoint_has_the_bytes_that_are_planned():
     learner.update(0)
     tensors = learner.tensors()
     moments = {n: v for n, v in tensors["optimizer"].items() if not n.startswith("step.")}
-    real = [tensors["model"], moments, *tensors["averages"].values()]
+    averages = [tensors[name] for name in config.ema.names]
+    real = [tensors["raw"], moments, *averages]
     plan = make_plan(by_hand())
-    assert len(tensors["averages"]) == 2
-    assert plan.checkpoint_bytes == sum(v.nbytes for part in real for v in part.values())
+    assert len(averages) == 2
+    assert plan.disk.checkpoint == sum(v.nbytes for part in real for v in part.values())
 
 
 @pytest.mark.parametrize(
@@ -189,7 +191,7 @@ def test_a_checkpoint_has_the_bytes_that_are_planned():
 )
 def test_checkpoints_on_disk(keep, every, steps, expected):
     assert checkpoints_on_disk(CheckpointConfig(every=every, keep=keep), steps) == expected
-    assert checkpoint_bytes(10, 6, averages=2) == 4 * 30 + 8 * 6
+    assert run_disk(by_hand().train, 10, 6).checkpoint == 4 * 30 + 8 * 6
 
 
 def test_averages_of_widths_and_their_snapshots_are_counted():
@@ -201,7 +203,7 @@ def test_averages_of_widths_and_their_snapshots_are_counted():
     plain, without = count()
     plan, shown = count("--ema.widths", "0.05", "0.1", "--ema.snapshot-every", "30")
     assert plan.memory.averages == 2 * plain.memory.averages
-    assert plan.checkpoint_bytes - plain.checkpoint_bytes == 2 * 4 * plan.parameters
+    assert plan.disk.checkpoint - plain.disk.checkpoint == 2 * 4 * plan.parameters
     # Steps 30, 60, 90 and 100, two fp16 files each.
     size = 4 * 2 * 2 * plan.parameters / 1e9
     assert f"and {size:,.3g} GB for all snapshots of averages" in shown

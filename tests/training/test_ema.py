@@ -50,7 +50,7 @@ def test_power_function_average_is_the_closed_form_sum(width):
         ema.update(model, step)
     ends = (torch.arange(steps + 1, dtype=torch.float64) / steps) ** power
     expected = (ends.diff() * values).sum().item()
-    average = ema.of_widths()[width]["weight"][0].item()
+    average = ema.averages[f"ema_width_{width}"]["weight"][0].item()
     assert average == pytest.approx(expected, abs=1e-6)
     # Spread of the weights over the steps: the relative width itself, but for the grid of steps.
     middle = (torch.arange(steps, dtype=torch.float64) + 0.5) / steps

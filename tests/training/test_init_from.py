@@ -31,11 +31,18 @@ def denoiser(recipe: str, size: int = 8, **changes) -> Denoiser:
     return Denoiser(backbone, in_channels=1, input_size=(size, size), num_classes=3).eval()
 
 
+def take(model: Denoiser, path: str, class_names: tuple[str, ...]) -> list[str]:
+    """As a new run does; what it says."""
+    taken, lines = init_from(model, path, class_names)
+    model.load_state_dict(model.state_dict() | taken)
+    return lines
+
+
 @pytest.mark.parametrize("recipe", ["ViT5", "DeiT3"])
 def test_the_blocks_of_a_classifier_compute_the_same_in_a_denoiser(tmp_path, recipe):
     donor, model = classifier(recipe), denoiser(recipe)
     save_classifier(donor, tmp_path / "donor", source={})
-    lines = init_from(model, str(tmp_path / "donor"), ())
+    lines = take(model, str(tmp_path / "donor"), ())
     tokens = torch.randn(2, 16 + model.backbone.recipe.registers, 32)
     rope = model.rope((4, 4), tokens.device)
     ours, theirs = tokens, tokens
@@ -55,7 +62,7 @@ def test_positions_of_another_grid_are_resized_and_said(tmp_path):
     save_classifier(classifier("ViT5"), tmp_path / "donor", source={})
     model = denoiser("ViT5", size=12)
     before = model.positions.clone()
-    lines = init_from(model, str(tmp_path / "donor"), ())
+    lines = take(model, str(tmp_path / "donor"), ())
     assert "resized: positions from 4x4 to 6x6" in lines
     assert not torch.equal(model.positions, before)
 
@@ -64,7 +71,7 @@ def test_fixed_positions_and_other_heads_are_neither_taken_nor_silent(tmp_path):
     save_classifier(classifier("ViT5"), tmp_path / "donor", source={})
     model = denoiser("SiT", heads=4)
     before = model.positions.clone()
-    said = "\n".join(init_from(model, str(tmp_path / "donor"), ()))
+    said = "\n".join(take(model, str(tmp_path / "donor"), ()))
     assert torch.equal(model.positions, before)
     assert "freshly initialised: positions" in said
     assert (
@@ -75,19 +82,19 @@ def test_fixed_positions_and_other_heads_are_neither_taken_nor_silent(tmp_path):
 def test_a_norm_whose_shift_finds_no_bias_is_left_and_said(tmp_path):
     for recipe in ("ViT5-no_rms_norm", "VisionLLaMA"):
         save_classifier(classifier(recipe), tmp_path / recipe, source={})
-        said = "\n".join(init_from(denoiser(recipe), str(tmp_path / recipe), ()))
+        said = "\n".join(take(denoiser(recipe), str(tmp_path / recipe), ()))
         assert "not taken from there: " in said and "blocks.0-2.norm" in said
 
 
 def test_what_cannot_serve_is_refused(tmp_path):
     save_classifier(classifier("ViT5"), tmp_path / "donor", source={})
     with pytest.raises(UserError, match="no weight of .* fits the model; check --model"):
-        init_from(denoiser("ViT5", width=64), str(tmp_path / "donor"), ())
+        take(denoiser("ViT5", width=64), str(tmp_path / "donor"), ())
     (tmp_path / "vit5.pth").touch()
     with pytest.raises(UserError, match=r"first: python -m sit_vit5.convert .*vit5.pth --to DIR"):
-        init_from(denoiser("ViT5"), str(tmp_path / "vit5.pth"), ())
+        take(denoiser("ViT5"), str(tmp_path / "vit5.pth"), ())
     with pytest.raises(UserError, match="does not exist"):
-        init_from(denoiser("ViT5"), str(tmp_path / "nothing"), ())
+        take(denoiser("ViT5"), str(tmp_path / "nothing"), ())
     assert grouped(["blocks.0.a", "blocks.1.a", "b", "blocks.3.c"]) == [
         "blocks.0-1.a", "b", "blocks.3.c",
     ]  # fmt: skip

@@ -22,6 +22,7 @@ from sit_vit5.data import build_source
 from sit_vit5.training.curves import Axis, curve, means, thin
 from sit_vit5.training.page import write_page
 from sit_vit5.training.page_grids import EMBEDDED
+from sit_vit5.training.stepping import Stepping
 from sit_vit5.training.trainer import Trainer
 
 VOID = {"meta", "img", "br"}
@@ -219,7 +220,7 @@ def test_page_of_a_resumed_run_shows_the_events_of_both_sessions(tmp_path):
 
 
 def test_a_failed_run_says_why_on_its_page(tmp_path, monkeypatch):
-    monkeypatch.setattr(Trainer, "_train_step", lambda *_: 1 / 0)
+    monkeypatch.setattr(Stepping, "train", lambda *_: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         train(tmp_path)
     text = (tmp_path / "tiny" / "run.html").read_text()

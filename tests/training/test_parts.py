@@ -93,8 +93,8 @@ def test_log_rows_are_valid_json_and_a_resumed_log_has_no_step_twice(tmp_path, c
             run_log.step_done(0.5, 0.1)
             loss = None if step == 2 else 1.0
             run_log.metrics(
-                step=step, epoch=0.1, loss=loss, grad_norm=float("nan") if loss is None else 2.0,
-                lr=1e-3, skipped_steps=0,
+                step=step, epoch=0.1, images=4 * step, loss=loss, lr=1e-3, skipped_steps=0,
+                grad_norm=float("nan") if loss is None else 2.0,
             )  # fmt: skip
         run_log.draw_loss()
         run_log.close()

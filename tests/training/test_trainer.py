@@ -147,7 +147,7 @@ def test_a_step_whose_norm_is_not_finite_leaves_weights_and_optimizer_alone(tmp_
     before = {
         kind: {name: tensor.clone() for name, tensor in tensors.items()}
         for kind, tensors in learner.tensors().items()
-        if kind != "averages"
+        if not kind.startswith("ema")
     }
     for value in (float("inf"), float("nan"), 1.0):
         for parameter in learner.model.parameters():
@@ -160,7 +160,7 @@ def test_a_step_whose_norm_is_not_finite_leaves_weights_and_optimizer_alone(tmp_
         parameter.grad = torch.ones_like(parameter)
     learner.update(3)
     assert learner.tensors()["optimizer"]["step.final.weight"] == 4
-    assert (learner.tensors()["model"]["final.weight"] != before["model"]["final.weight"]).all()
+    assert (learner.tensors()["raw"]["final.weight"] != before["raw"]["final.weight"]).all()
 
 
 def test_ten_non_finite_steps_in_a_row_stop_the_run(tmp_path, monkeypatch):
@@ -254,7 +254,7 @@ def test_log_rows_hold_the_mean_over_their_interval(tmp_path):
 @pytest.mark.parametrize("rate", [0.0, 0.5])
 def test_labels_are_dropped_at_the_configured_rate_and_leave_no_trace(tmp_path, rate):
     settings = config(tmp_path, "--batch-size", 1024, "--objective.class-dropout", rate)
-    goal = trainer(settings).objective
+    goal = trainer(settings).steps.objective
     first = goal._labels(torch.zeros(1024, dtype=torch.long), 3, range(1024))
     other = goal._labels(torch.full((1024,), 7), 3, range(1024))
     dropped = first == goal.null_label
@@ -282,7 +282,7 @@ def test_a_stop_right_after_a_save_does_not_save_again(tmp_path, monkeypatch):
         if run.step == 2:
             signal.raise_signal(signal.SIGTERM)
 
-    monkeypatch.setattr("sit_vit5.training.save.save_checkpoint", record)
+    monkeypatch.setattr("sit_vit5.training.saver.save_checkpoint", record)
     run._after_step = stop_after_two
     assert run.run() == 128 + signal.SIGTERM
     assert written == [0, 2]
@@ -298,6 +298,23 @@ def test_options_changed_on_resume_are_said(tmp_path, capsys):
     assert "changed on resume: optimizer.lr: 0.002 -> 0.1" in said
     with pytest.raises(UserError, match="name: run -> other"):
         trainer(replace(trained, name="other"), resume=run)
+
+
+def test_a_batch_changed_on_resume_is_allowed_and_what_it_does_to_the_order_said(tmp_path, capsys):
+    run = tmp_path / "run"
+    trainer(config(tmp_path, "--steps", 3)).run()
+    trained = open_checkpoint(run).config
+    trainer(replace(trained, steps=5, batch_size=32), resume=run).run()
+    said = capsys.readouterr().out
+    assert "it goes on at image 96 instead of 48, those between are passed over" in said
+    assert open_checkpoint(run).state.images_seen == 3 * 16 + 2 * 32
+    assert [row["images"] for row in rows(run)] == [16, 32, 48, 80, 112]
+
+
+def test_averages_kept_on_the_host_are_the_same(tmp_path):
+    for device in ("model", "host"):
+        trainer(config(tmp_path, "--ema.device", device, "--steps", 3, name=device)).run()
+    assert_equal(final_tensors(tmp_path / "model"), final_tensors(tmp_path / "host"))
 
 
 def test_the_folder_of_another_run_is_refused(tmp_path):
@@ -463,7 +480,7 @@ def test_attention_and_recompute_are_written_down_and_change_only_rounding(tmp_p
     options = ("--attention", "fp32_math")
     math = trainer(config(tmp_path, "--steps", 2, *options, name="math"))
     assert all(block.attention.fp32_math for block in math.learner.model.blocks)
-    assert all(block.attention.fp32_math for block in math.learner.networks()["raw"].blocks)
+    assert all(block.attention.fp32_math for block in math.learner.copy("raw").blocks)
     math.run()
     for name, tensor in final_tensors(tmp_path / "math").items():
         torch.testing.assert_close(tensor, plain[name], rtol=1e-3, atol=1e-4)

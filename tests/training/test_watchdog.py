@@ -159,8 +159,8 @@ def test_a_rewind_goes_back_to_the_checkpoint_and_past_the_data(
     # The rest is what a run would do that starts at the checkpoint with these data.
     monkeypatch.undo()
     again = trainer(settings_of(settings, "again"))
-    again._restore(open_checkpoint(tmp_path / "run" / "checkpoints" / "step_0000035"))
-    again.data_offset = 1
+    again.steps.restore(open_checkpoint(tmp_path / "run" / "checkpoints" / "step_0000035"))
+    again.steps.data_offset = 1
     again.run()
     assert_equal(final_tensors(tmp_path / "run"), final_tensors(tmp_path / "again"))
 
@@ -211,10 +211,10 @@ from sit_vit5.distributed import Words, join_processes
 from sit_vit5.errors import UserError
 
 processes = join_processes()
-words = Words(processes.count, timedelta(seconds=3))
+words = Words(processes.count, timedelta(seconds=3), roll_call=timedelta(seconds=2))
 assert words.largest(processes.rank) == processes.count - 1
 if processes.rank == 1:
-    time.sleep(40)
+    time.sleep(12)
 try:
     words.largest(0)
 except UserError as error:

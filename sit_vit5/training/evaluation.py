@@ -1,0 +1,52 @@
+"""Metrics of samples while a run trains, on all its processes; made by code above this package."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from sit_vit5.distributed import Processes, Words, gather
+from sit_vit5.errors import UserError
+from sit_vit5.models.denoiser import Denoiser
+
+Stopped = Callable[[], bool]
+
+
+class Evaluation(Protocol):
+    """Draws samples of a network and compares them with a reference."""
+
+    def share(self, network: Denoiser, processes: Processes, stopped: Stopped) -> Any:
+        """This process's part of the samples, as what can be sent to another; it may fail.
+
+        stopped: asked between batches; once it is true, what is returned does not matter.
+        """
+
+    def values(self, shares: list[Any]) -> dict[str, float]:
+        """Metrics by their names of the parts of all processes, in order of their ranks."""
+
+
+def evaluate(
+    evaluation: Evaluation,
+    network: Denoiser,
+    processes: Processes,
+    words: Words,
+    *,
+    stopped: Stopped,
+) -> dict[str, float]:
+    """The metrics, on the first process; {} elsewhere. Every process must ask.
+
+    Raises a UserError on every process if any failed: an evaluation is not worth a run, so the
+    caller says it and goes on.
+    """
+    share, failure = None, ""
+    try:
+        share = evaluation.share(network, processes, stopped)
+    except Exception as error:  # of any kind: out of memory, non-finite images
+        failure = str(error) or type(error).__name__
+    if words.largest(stopped()):
+        raise UserError("broken off by a signal")
+    failures = [word for word in gather([failure], processes) if word]
+    if failures:
+        raise UserError(failures[0])
+    shares = gather([share], processes)
+    return evaluation.values(shares) if processes.is_main else {}

@@ -1,0 +1,107 @@
+"""FSDP2: the processes share one model, each keeps a part of every weight, moment and average.
+
+A part is torch's DTensor; elsewhere tensors are plain, and these functions give them back as they
+are. So what follows a step (clipping, averages, checkpoints) is written once for both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+
+import torch
+from accelerate import Accelerator
+from torch import Tensor
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.tensor import DTensor, distribute_tensor
+
+from sit_vit5.models.denoiser import Denoiser
+
+
+def shard(model: Denoiser, device: torch.device, processes: int) -> None:
+    """Cuts the weights over the processes, in place; a block's are gathered while it works."""
+    mesh = init_device_mesh(device.type, (processes,))
+    for block in model.blocks:
+        fully_shard(block, mesh=mesh)
+    fully_shard(model, mesh=mesh)
+
+
+def is_sharded(model: Denoiser) -> bool:
+    """Whether `shard` has cut it."""
+    return isinstance(model, FSDPModule)
+
+
+def local(tensor: Tensor) -> Tensor:
+    """This process's part; it shares the memory."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def whole(tensor: Tensor) -> Tensor:
+    """All parts together. Every process must ask."""
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
+def cut_like(tensor: Tensor, part: Tensor) -> Tensor:
+    """The part of a whole tensor that belongs to this process, on the device of `part`."""
+    tensor = tensor.to(part.device)
+    if not isinstance(part, DTensor):
+        return tensor
+    # Every process has read the whole tensor: nothing need be sent.
+    return distribute_tensor(tensor, part.device_mesh, part.placements, src_data_rank=None)
+
+
+def cut_all(tensors: dict[str, Tensor], parts: dict[str, Tensor]) -> dict[str, Tensor]:
+    """`cut_like` by name."""
+    return {name: cut_like(tensor, parts[name]) for name, tensor in tensors.items()}
+
+
+def gradients_stay(
+    accelerator: Accelerator, wrapped: torch.nn.Module
+) -> AbstractContextManager[None]:
+    """A backward pass whose gradients are not averaged over the processes yet."""
+    return _unsynced(wrapped) if isinstance(wrapped, FSDPModule) else accelerator.no_sync(wrapped)
+
+
+@contextmanager
+def _unsynced(model: FSDPModule) -> Iterator[None]:
+    model.set_requires_gradient_sync(False)
+    try:
+        yield
+    finally:
+        model.set_requires_gradient_sync(True)
+
+
+class Staging:
+    """Whole tensors copied to the CPU, into memory that the next copies use again.
+
+    keep: whether this process wants them; all must call `copy` for parts to come together.
+    """
+
+    def __init__(self, keep: bool):
+        self.keep = keep
+        self._buffers: dict[str, Tensor] = {}
+
+    def copy(self, group: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Copies of one group's tensors, valid until the group's next copy; {} if not kept."""
+        copies = {}
+        for name, tensor in tensors.items():
+            full = whole(tensor.detach())
+            if self.keep:
+                copies[name] = self._buffer(f"{group}/{name}", full).copy_(full, non_blocking=True)
+        if self.keep and torch.cuda.is_available():
+            torch.cuda.synchronize()
+        return copies
+
+    def _buffer(self, key: str, like: Tensor) -> Tensor:
+        if key not in self._buffers:
+            # Pinned memory is filled at the full speed of the bus.
+            self._buffers[key] = torch.empty(
+                like.shape, dtype=like.dtype, pin_memory=like.device.type == "cuda"
+            )
+        return self._buffers[key]
+
+
+def locals_of(tensors: Iterable[Tensor]) -> list[Tensor]:
+    """This process's parts."""
+    return [local(tensor) for tensor in tensors]
