@@ -12,11 +12,11 @@ import torch
 from sit_vit5.config import MetricsConfig
 from sit_vit5.data.digits import Digits
 from sit_vit5.errors import UserError
-from sit_vit5.evaluation import evaluate as module
+from sit_vit5.evaluation import reference as module
+from sit_vit5.evaluation.evaluate import evaluate
 from sit_vit5.evaluation.report import metric_name, report
 from sit_vit5.metrics import METRICS, extractors, kernel_distance, precision_recall
 
-evaluate = module.evaluate
 TRAIN, HELD_OUT = Digits("train").images, Digits("held-out").images
 
 
