@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
+import textwrap
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from helpers import ROOT
 
 from sit_vit5.config import MetricsConfig
 from sit_vit5.data.digits import Digits
@@ -231,3 +234,17 @@ def test_the_command_on_two_processes_says_what_one_process_says(command, tmp_pa
     assert len(keys) == 4 and {key: shared[key] for key in keys} == {
         key: alone[key] for key in keys
     }
+
+
+def test_the_python_of_readme_and_docs_runs(inception_file, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    Path("weights-inception-2015-12-05-6726825d.pth").symlink_to(inception_file)
+    rng = np.random.default_rng(0)
+    np.save("real.npy", rng.standard_normal((4, 2048)))
+    samples, reference = rng.standard_normal((2, 9, 4))
+    images = rng.integers(0, 256, (2, 8, 8, 3), dtype=np.uint8)
+    for document in ("README.md", "docs/evaluation.md"):
+        blocks = re.findall(r"(?:^    .*\n|^\n)+", (ROOT / document).read_text(), re.MULTILINE)
+        (code,) = [block for block in blocks if "from sit_vit5.metrics import" in block]
+        exec(textwrap.dedent(code), {"samples": samples, "reference": reference, "images": images})
+    assert "PrecisionRecall" in capsys.readouterr().out
