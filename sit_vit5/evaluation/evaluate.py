@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import shlex
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
+
+from tqdm import tqdm
 
 from sit_vit5.config import MetricsConfig
 from sit_vit5.distributed import Processes
@@ -13,7 +16,7 @@ from sit_vit5.errors import UserError
 from sit_vit5.evaluation.agreement import check_labels, digits_agreement
 from sit_vit5.evaluation.compared import few_notes
 from sit_vit5.evaluation.environment import device_name, versions
-from sit_vit5.evaluation.feature_pass import identity_of
+from sit_vit5.evaluation.feature_pass import MOST_ROWS, identity_of
 from sit_vit5.evaluation.inputs import (
     Manifest,
     check_same_size,
@@ -28,7 +31,11 @@ from sit_vit5.evaluation.selftest import self_test_of
 from sit_vit5.metrics.extractors import POOL, Extractor
 from sit_vit5.metrics.image_sets import ImageSet
 from sit_vit5.metrics.metric import Described, Metric
-from sit_vit5.metrics.uncertainty import bootstrap_frechet_distance, extrapolated_frechet_distance
+from sit_vit5.metrics.uncertainty import (
+    POINTS,
+    bootstrap_frechet_distance,
+    extrapolated_frechet_distance,
+)
 from sit_vit5.progress import progress_bar
 
 
@@ -49,6 +56,8 @@ def evaluate(
         check_same_size(floor, samples.images)
     reference = reference or open_reference(options, samples.images, processes)
     metrics, few = _enough(reference.metrics, samples.images.count, asked=bool(options.metrics))
+    if options.bootstrap or options.extrapolate:
+        _check_uncertainty(metrics, samples.images.count)
     run = _Run(options, reference, metrics, dict(reference.seconds))
     with timed(run.seconds, "samples"):
         found = run.describe(samples.images, samples.sha256, "samples")
@@ -106,7 +115,7 @@ class _Run:
         """Features and statistics of images, all in one pass."""
         needs = self.metrics.values()
         rows = [metric.output for metric in needs if metric.samples == "rows"]
-        if "fid" in self.metrics and (self.options.bootstrap or self.options.extrapolate):
+        if self.options.bootstrap or self.options.extrapolate:
             rows.append(POOL)
         return self.reference.features.describe(
             images,
@@ -138,26 +147,26 @@ class _Run:
 
     def _uncertainty(self, found: Described) -> dict[str, dict]:
         """How far the Frechet distance can be trusted, as the options ask."""
-        if "fid" not in self.metrics or POOL not in found.rows:
-            raise UserError("bootstrap and extrapolate are of fid; add it to --metrics")
         sets = {
             "samples": found.rows[POOL],
             "reference": self.reference.described.statistics[POOL],
         }
         result = {}
-        if self.options.bootstrap:
-            with (
-                timed(self.seconds, "bootstrap"),
-                progress_bar(self.options.bootstrap, unit="resample", title="bootstrap") as bar,
-            ):
-                interval = bootstrap_frechet_distance(
-                    **sets, resamples=self.options.bootstrap, each=bar.update
-                )
-            result["interval"] = asdict(interval)
+        if resamples := self.options.bootstrap:
+            with self._stage("bootstrap", resamples) as bar:
+                found = bootstrap_frechet_distance(**sets, resamples=resamples, each=bar.update)
+            result["interval"] = asdict(found)
         if self.options.extrapolate:
-            with timed(self.seconds, "extrapolate"):
-                result["extrapolation"] = asdict(extrapolated_frechet_distance(**sets))
+            with self._stage("extrapolate", POINTS) as bar:
+                found = extrapolated_frechet_distance(**sets, each=bar.update)
+            result["extrapolation"] = asdict(found)
         return result
+
+    @contextmanager
+    def _stage(self, name: str, distances: int) -> Iterator[tqdm]:
+        """A timed stage of so many distances, with its progress bar."""
+        with timed(self.seconds, name), progress_bar(distances, unit="distance", title=name) as bar:
+            yield bar
 
 
 def _enough(
@@ -172,6 +181,16 @@ def _enough(
     if lacking and (asked or len(lacking) == len(metrics)):
         raise UserError("; ".join(notes).replace(" left out:", ":"))
     return {name: metric for name, metric in metrics.items() if name not in lacking}, notes
+
+
+def _check_uncertainty(metrics: Mapping[str, Metric], count: int) -> None:
+    """Refuses, before the long part, what cannot have an interval or a limit."""
+    if "fid" not in metrics:
+        raise UserError("bootstrap and extrapolate are of fid; add it to --metrics")
+    if not 2 * POINTS <= count <= MOST_ROWS:
+        raise UserError(
+            f"bootstrap and extrapolate take {2 * POINTS} to {MOST_ROWS:,} samples, found {count:,}"
+        )
 
 
 def _facts(options: MetricsConfig, reference: Reference, samples: _Samples) -> dict:

@@ -144,6 +144,9 @@ def test_a_distance_comes_with_its_interval_and_its_limit(tmp_path):
     json.dumps(result, allow_nan=False)
     with pytest.raises(UserError, match="bootstrap and extrapolate are of fid"):
         evaluate(options(samples, metrics=("kid",), bootstrap=5))
+    few = npz(tmp_path / "few.npz", TRAIN[:19])
+    with pytest.raises(UserError, match="take 20 to 100,000 samples, found 19"):
+        evaluate(options(few, extrapolate=True))
     with pytest.raises(UserError, match="bootstrap 1 must be 0, or 2"):
         options(samples, bootstrap=1)
 
