@@ -20,22 +20,19 @@ def benchmarks(monkeypatch):
 
 
 def test_the_training_benchmark_times_steps_of_the_trainer_and_of_plain_code(benchmarks, tmp_path):
-    import argparse
-
     import data
     import plain_sit
     import training
 
     cache = data.write_cache(tmp_path / "cache", 300)
     assert len(cache) == 300 and cache.item_shape == (4, 32, 32)
-    options = argparse.Namespace(batch=2, compile=False)
-    run = training.trainer("ViT5-Nano/4", "fp32", tmp_path, options)
+    run = training.trainer("ViT5-Nano/4", "fp32", "eager", tmp_path, 2)
     clock = training.Clock(run, "cpu")
     for _ in range(4):
         clock.step()
     clock.close()
     assert run.step == 4 and 0 < clock.outside() < 1
-    assert run.learner.optimizer.state and run.unsettled is None
+    assert run.learner.optimizer.state and run.steps._unsettled is None
     plain_sit.WIDTH, plain_sit.DEPTH, plain_sit.HEADS = 32, 1, 2
     plain_sit.plain_step(2, "fp32", "cpu")()
 
