@@ -100,6 +100,15 @@ def choose_metrics(
     return chosen, notes
 
 
+def lacking_images(metric: Metric, count: int, what: str) -> str | None:
+    """Why a metric cannot be had of so many samples (E4), which `what` calls; None: it can."""
+    if count < metric.fewest:
+        return f"needs {metric.fewest} images, {what} are {count}"
+    if metric.samples == "rows" and count > MOST_ROWS:
+        return f"takes at most {MOST_ROWS:,} images, {what} are {count:,}"
+    return None
+
+
 def _lacking_output(metric: Metric, outputs: Sequence[str]) -> str | None:
     if metric.output in outputs:
         return None
@@ -111,6 +120,8 @@ def _lacking_reference(metric: Metric, source: Source) -> str | None:
         if source.images is not None:
             return f"takes at most {MOST_ROWS:,} reference images, {source.name} has more; " + _MAKE
         return f"needs reference images, and {source.name} holds statistics only; " + _MAKE
+    if metric.reference == "rows" and source.images.count < metric.fewest:
+        return f"needs {metric.fewest} reference images, {source.name} has {source.images.count}"
     if metric.reference == "statistics" and not source.has_statistics(metric.output):
         return (
             f"needs statistics of {metric.output} features, and {source.name} holds those of "

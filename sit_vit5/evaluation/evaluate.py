@@ -14,7 +14,7 @@ from sit_vit5.config import MetricsConfig
 from sit_vit5.distributed import Processes
 from sit_vit5.errors import UserError
 from sit_vit5.evaluation.agreement import check_labels, digits_agreement
-from sit_vit5.evaluation.compared import few_notes
+from sit_vit5.evaluation.compared import few_notes, lacking_images
 from sit_vit5.evaluation.environment import device_name, versions
 from sit_vit5.evaluation.feature_pass import MOST_ROWS, identity_of
 from sit_vit5.evaluation.inputs import (
@@ -56,6 +56,8 @@ def evaluate(
         check_same_size(floor, samples.images)
     reference = reference or open_reference(options, samples.images, processes)
     metrics, few = _enough(reference.metrics, samples.images.count, asked=bool(options.metrics))
+    if floor:
+        _enough(metrics, floor.count, asked=True, what=f"those of the floor {options.floor}")
     if options.bootstrap or options.extrapolate:
         _check_uncertainty(metrics, samples.images.count)
     run = _Run(options, reference, metrics, dict(reference.seconds))
@@ -170,14 +172,12 @@ class _Run:
 
 
 def _enough(
-    metrics: Mapping[str, Metric], count: int, *, asked: bool
+    metrics: Mapping[str, Metric], count: int, *, asked: bool, what: str = "the samples"
 ) -> tuple[dict[str, Metric], list[str]]:
-    """The metrics that so few samples allow (E4); refuses one that was asked for by name."""
-    lacking = {name: metric for name, metric in metrics.items() if count < metric.fewest}
-    notes = [
-        f"{name} left out: it needs {metric.fewest} images, the samples are {count}"
-        for name, metric in lacking.items()
-    ]
+    """The metrics that so many samples allow; refuses one that was asked for by name."""
+    reasons = {name: lacking_images(metric, count, what) for name, metric in metrics.items()}
+    lacking = {name: reason for name, reason in reasons.items() if reason}
+    notes = [f"{name} left out: it {reason}" for name, reason in lacking.items()]
     if lacking and (asked or len(lacking) == len(metrics)):
         raise UserError("; ".join(notes).replace(" left out:", ":"))
     return {name: metric for name, metric in metrics.items() if name not in lacking}, notes

@@ -7,6 +7,7 @@ import json
 import os
 import shutil
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -29,17 +30,19 @@ class FeatureCache:
     folder: Path
     most_bytes: int
 
-    def find(self, images: str, extractor: dict, outputs: Sequence[str]) -> dict[str, np.ndarray]:
-        """Those of the outputs that are kept, as memory maps. images: what identifies them."""
+    def find(
+        self, images: str, extractor: dict, outputs: Sequence[str], count: int
+    ) -> dict[str, np.ndarray]:
+        """Those of the outputs that are kept, as memory maps; what is damaged is made anew.
+
+        images: what identifies them; count: how many they are.
+        """
         place = self._place(images, extractor)
-        found = {}
-        for output in outputs:
-            try:
-                found[output] = np.load(place / f"{output}.npy", mmap_mode="r", allow_pickle=False)
-            except (OSError, ValueError):  # absent, or no array: made anew
-                continue
+        found = {output: _rows(place / f"{output}.npy", count) for output in outputs}
+        found = {output: rows for output, rows in found.items() if rows is not None}
         if found:
-            os.utime(place)  # used last now
+            with suppress(OSError):  # a folder of another user's, or read-only
+                os.utime(place)  # used last now
         return found
 
     def keep(self, images: str, extractor: dict, features: Mapping[str, np.ndarray]) -> None:
@@ -48,10 +51,13 @@ class FeatureCache:
         place.mkdir(parents=True, exist_ok=True)
         for output, rows in features.items():
             partial = place / f"{output}.{os.getpid()}.partial"
-            with partial.open("wb") as file:
-                np.save(file, rows, allow_pickle=False)
-            sync(partial)
-            os.replace(partial, place / f"{output}.npy")
+            try:
+                with partial.open("wb") as file:
+                    np.save(file, rows, allow_pickle=False)
+                sync(partial)
+                os.replace(partial, place / f"{output}.npy")
+            finally:  # of a full disk nothing is left behind
+                partial.unlink(missing_ok=True)
         write_json(place / ABOUT, {"images": images, "extractor": extractor})
         self._prune(place)
 
@@ -68,3 +74,12 @@ class FeatureCache:
             if total > self.most_bytes and entry != newest:
                 shutil.rmtree(entry, ignore_errors=True)
                 total -= sizes[entry]
+
+
+def _rows(path: Path, count: int) -> np.ndarray | None:
+    """The rows in a file as a memory map; None if it is absent or holds anything else."""
+    try:
+        rows = np.load(path, mmap_mode="r", allow_pickle=False)
+    except (OSError, ValueError, EOFError):
+        return None
+    return rows if isinstance(rows, np.ndarray) and rows.shape[:1] == (count,) else None

@@ -65,7 +65,7 @@ class Pass:
         found, extractor = {}, self.extractor.identity
         with one_word(self.processes):
             if cache and self.processes.is_main:
-                found = cache.find(identity, extractor, outputs)
+                found = cache.find(identity, extractor, outputs, images.count)
             (kept,) = gather([tuple(found)], self.processes)[:1]
         missing = [output for output in outputs if output not in kept]
         if missing:

@@ -18,7 +18,7 @@ from sit_vit5.progress import progress_bar
 NEIGHBOURS = 3
 # Rows and columns of a matrix of distances at a time: 34 MB in fp64.
 BLOCK = 2048
-# Two equal rows differ by rounding, as a part of the largest squared norm.
+# Two equal rows differ by rounding, as a part of their squared norms.
 ROUNDING = 1e-12
 
 
@@ -75,7 +75,6 @@ def _shares(samples: _Points, reference: _Points, neighbours: int) -> PrecisionR
     total = len(samples) ** 2 + len(reference) ** 2 + 2 * len(samples) * len(reference)
     with progress_bar(total, unit="pair", title="precision and recall") as bar:
         radii = {points: _radii(points, neighbours, bar.update) for points in (samples, reference)}
-        slack = ROUNDING * max(points.norms.max() for points in (samples, reference))
         inside_reference, inside_samples = (
             torch.zeros(len(points), dtype=torch.bool, device=points.device)
             for points in (samples, reference)
@@ -83,7 +82,8 @@ def _shares(samples: _Points, reference: _Points, neighbours: int) -> PrecisionR
         for rows, a in samples.blocks():
             for columns, b in reference.blocks():
                 squares = _squares(a, b, samples.norms[rows], reference.norms[columns])
-                squares -= slack
+                # Of each pair: one image far off must not widen the others' balls.
+                squares -= ROUNDING * (samples.norms[rows, None] + reference.norms[columns])
                 inside_reference[rows] |= (squares <= radii[reference][columns]).any(1)
                 inside_samples[columns] |= (squares <= radii[samples][rows, None]).any(0)
                 bar.update(2 * squares.numel())

@@ -117,6 +117,29 @@ def test_stored_spatial_statistics_give_sfid(small_inception, tmp_path):
     assert (result["precision"], result["recall"]) == (1, 1)
 
 
+def test_of_more_samples_than_rows_are_kept_of_those_metrics_that_need_none_are_computed(
+    monkeypatch, tmp_path
+):
+    for name in ("feature_pass", "compared"):
+        monkeypatch.setattr(f"sit_vit5.evaluation.{name}.MOST_ROWS", 40)
+    samples, small = npz(tmp_path / "s.npz", TRAIN[:50]), npz(tmp_path / "r.npz", TRAIN[60:90])
+    result = evaluate(options(samples, small))
+    assert result["frechet_distance"] > 0 and "recall" not in result
+    assert "kid left out: it takes at most 40 images, the samples are 50" in result["notes"]
+    with pytest.raises(UserError, match="kid: it takes at most 40 images, the samples are 50"):
+        evaluate(options(samples, small, metrics=("kid",)))
+    with pytest.raises(UserError, match="at most 40 images, those of the floor .* are 50"):
+        evaluate(options(small, small, floor=samples))
+
+
+def test_of_few_reference_images_only_what_they_allow_is_computed(tmp_path):
+    few = npz(tmp_path / "few.npz", TRAIN[:3])
+    result = evaluate(options(npz(tmp_path / "s.npz", TRAIN[3:50]), few))
+    assert "kernel_distance" in result and "recall" not in result
+    note = f"precision_recall left out: it needs 4 reference images, {few} has 3"
+    assert note in result["notes"]
+
+
 @pytest.mark.parametrize("count", [1, 2, 10])
 def test_a_few_samples_are_evaluated_as_far_as_they_go(tmp_path, count):
     samples = npz(tmp_path / "s.npz", TRAIN[:count])

@@ -105,12 +105,19 @@ def test_another_metric_of_the_same_images_costs_no_second_pass(tmp_path):
     assert third.calls
 
 
-def test_an_output_that_is_lacking_or_damaged_is_made_again(tmp_path):
+@pytest.mark.parametrize("damage", ["text", "empty", "fewer", "zip"])
+def test_an_output_that_is_lacking_or_damaged_is_made_again(tmp_path, damage):
     cache = FeatureCache(tmp_path, 10**9)
     describe(Counting(), identity="x", cache=cache)
     (file,) = tmp_path.glob("*/pool.npy")
     (tmp_path / "other").mkdir()  # not ours: never touched
-    file.write_bytes(b"damaged")
+    with file.open("wb") as damaged:
+        if damage == "text":
+            damaged.write(b"damaged")
+        elif damage == "fewer":  # rows of another set
+            np.save(damaged, np.zeros((5, 16)))
+        elif damage == "zip":
+            np.savez(damaged, np.zeros((23, 16)))
     again = Counting()
     found = describe(again, identity="x", cache=cache)
     assert again.calls and found.rows["pool"].shape == (23, 16)
@@ -123,9 +130,9 @@ def test_the_cache_removes_what_was_unused_for_longest(tmp_path):
     for number, name in enumerate("ab"):
         cache.keep(name, {}, rows)
         os.utime(cache._place(name, {}), (number, number))
-    assert cache.find("a", {}, ["pool"])  # used: now b is the oldest
+    assert cache.find("a", {}, ["pool"], 100)  # used: now b is the oldest
     cache.keep("c", {}, rows)
-    assert [bool(cache.find(name, {}, ["pool"])) for name in "abc"] == [True, False, True]
+    assert [bool(cache.find(name, {}, ["pool"], 100)) for name in "abc"] == [True, False, True]
     FeatureCache(tmp_path, 1).keep("d", {}, rows)  # larger than allowed: kept alone
     assert len(list(tmp_path.iterdir())) == 1
 
@@ -135,6 +142,17 @@ def test_a_cache_that_cannot_be_written_costs_a_line_and_nothing_else(tmp_path, 
     found = describe(Counting(), identity="x", cache=FeatureCache(tmp_path / "file", 10**9))
     assert len(found.rows["pool"]) == 23
     assert "warning: features of samples are not kept" in capsys.readouterr().err
+
+
+def test_a_full_disk_leaves_no_part_of_a_file_in_the_cache(tmp_path, monkeypatch):
+    def full(file, rows, **options):
+        file.write(b"begun")
+        raise OSError("no space left on device")
+
+    monkeypatch.setattr(np, "save", full)
+    with pytest.raises(OSError, match="no space"):
+        FeatureCache(tmp_path, 10**9).keep("x", {}, {"pool": np.zeros((3, 2))})
+    assert not list(tmp_path.glob("*/*"))
 
 
 def test_a_folder_is_another_set_once_a_file_changes(tmp_path):

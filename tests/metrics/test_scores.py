@@ -108,6 +108,13 @@ def test_a_set_and_its_copies_are_within_each_other():
     assert (found.precision, found.recall) == (0, 0)
 
 
+def test_one_image_far_off_changes_precision_and_recall_of_no_other():
+    samples, reference = rng(1).standard_normal((60, 8)), 0.3 + rng(2).standard_normal((50, 8))
+    samples[0] = 1e7
+    found = precision_recall(samples=samples, reference=reference)
+    assert (found.precision, found.recall) == by_hand(samples, reference, 3)
+
+
 def test_the_sets_cannot_be_swapped_or_too_small():
     rows = rng().standard_normal((9, 4))
     with pytest.raises(TypeError):
@@ -141,13 +148,20 @@ def test_kernel_distance_is_torch_fidelitys(subsets):
     from torch_fidelity.metric_kid import kid_features_to_metric
 
     x, y = (torch.randn(n, 32, generator=torch.Generator().manual_seed(n)) for n in (90, 70))
-    assert (len(list(kid._groups([(range(20), range(20))] * subsets, 70))) > 1) == (subsets == 3)
+    assert (len(list(kid._groups([(range(20), range(20))] * subsets, 90, 70))) > 1) == (subsets == 3)
     theirs = kid_features_to_metric(
         x, y + 0.2, kid_subsets=subsets, kid_subset_size=20, verbose=False
     )
     ours = kernel_distance(samples=x, reference=y + 0.2, subsets=subsets, subset_size=20)
     assert ours.value == pytest.approx(theirs["kernel_inception_distance_mean"], abs=2e-6)
     assert ours.deviation == pytest.approx(theirs["kernel_inception_distance_std"], abs=2e-6)
+
+
+def test_kernels_are_computed_together_only_where_that_is_less_work():
+    subsets = [(range(1000), range(1000))] * 100
+    assert len(list(kid._groups(subsets, 10_000, 10_000))) == 1
+    assert len(list(kid._groups(subsets, 50_000, 10_000))) == 100  # ten times as fast
+    assert len(list(kid._groups(subsets, 10_000, 50_000))) == 100
 
 
 def test_the_standard_error_of_a_kernel_distance_is_its_spread_between_sets():
