@@ -95,7 +95,7 @@ def members(path: Path) -> dict[str, zipfile.ZipInfo]:
         with zipfile.ZipFile(path) as archive:
             return {_key(info.filename): info for info in archive.infolist()}
     except Exception as error:  # of a damaged directory: as in `_one_line`
-        raise UserError(f"{path} is not an npz file: {error}") from None
+        raise UserError(f"{path} is not an npz file: {error}; write it again") from None
 
 
 def find_member(path: Path, info: zipfile.ZipInfo) -> StoredArray:

@@ -34,6 +34,7 @@ from sit_vit5.evaluation.real_images import (
     image_shape,
     open_extractor,
     open_source,
+    refuse_image,
     visit_images,
 )
 from sit_vit5.files import check_output, check_same, check_space, lock, read_json, write_json
@@ -89,7 +90,6 @@ class Job:
             "image_shape": list(image_shape(self.source)),
             "extractor": self.extractor.identity,
             "kept": {"count": len(self.kept), "seed": self.options.seed},
-            "on_bad_image": self.options.on_bad_image,
             "chunk": CHUNK,
         }
 
@@ -130,15 +130,16 @@ def choose_kept(count: int, wanted: int, seed: int) -> np.ndarray:
 
 def prepare(job: Job) -> None:
     """Refuses parts of another reference and a full disk; makes room for the kept images."""
-    if (job.folder / SETTINGS).is_file():
+    begun = any(job.folder.glob("[0-9]*.npz"))  # else nothing is lost with other settings
+    if begun:
         before = read_json(job.folder / SETTINGS)
         check_same(job.folder, before, job.settings(), what="parts of a reference")
     shape = (len(job.kept), *image_shape(job.source))
     # Twice: as parts and in the file. Statistics: 2,048 and 2,023 squared numbers of 8 bytes.
     need = 2 * int(np.prod(shape)) + (len(job.chunks) + 1) * 67 * 10**6
     check_space(job.folder, need, "reference and its parts", use="choose another --out")
-    write_json(job.folder / SETTINGS, job.settings())
-    if not (job.folder / KEPT).is_file():
+    if not begun:
+        write_json(job.folder / SETTINGS, job.settings())
         allocate_npy(job.folder / KEPT, np.uint8, shape)
 
 
@@ -226,6 +227,8 @@ def finish(job: Job) -> None:
         facts = json.loads(str(find_member(path, members(path)["facts"]).read()))
         digest.update(facts["sha256"].encode())
         bad |= {int(index): reason for index, reason in facts["bad"].items()}
+    if bad and job.options.on_bad_image == "error":  # parts were made with skip
+        raise refuse_image(min(bad.values()))
     images, kept = _without(job, bad)
     named = bool(job.source.class_names)
     write_reference(
@@ -236,6 +239,7 @@ def finish(job: Job) -> None:
         labels=job.source.labels[kept] if named else None,
         facts={
             **job.settings(),
+            "on_bad_image": job.options.on_bad_image,
             "count": whole[POOL].count,
             "bad_images": len(bad),
             "crop": CROP,

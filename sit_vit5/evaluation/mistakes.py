@@ -113,7 +113,7 @@ def sample_count(evidence: Evidence) -> Iterator[Finding]:
         yield Finding("note", "no manifest beside the samples: the sampler's settings are unknown")
         return
     said = len(manifest.labels) or manifest.facts.get("settings", {}).get("num_samples", count)
-    if said != count:
+    if isinstance(said, int) and said != count:
         yield Finding(
             "warning", f"the manifest tells of {said:,} images, the archive holds {count:,}"
         )
@@ -127,6 +127,9 @@ def labels(evidence: Evidence) -> Iterator[Finding]:
     if manifest is None or not manifest.labels or len(manifest.class_names) < 2:
         return
     classes = len(manifest.class_names)
+    if max(manifest.labels) >= classes:
+        yield Finding("warning", f"the manifest has labels without a name among its {classes}")
+        return
     counts = np.bincount(manifest.labels, minlength=classes)
     empty = int((counts == 0).sum())
     if empty and counts.sum() >= CERTAIN * classes:
@@ -195,7 +198,7 @@ def sampling(evidence: Evidence) -> Iterator[Finding]:
     guidance = sampler.get("guidance")
     guidance = guidance if isinstance(guidance, dict) else {}
     scale, interval = guidance.get("scale"), guidance.get("interval")
-    everywhere = interval is None or list(interval) == [0.0, 1.0]
+    everywhere = interval in (None, [0.0, 1.0])
     if isinstance(scale, (int, float)) and scale >= DEMO_SCALE and everywhere:
         yield Finding(
             "warning",

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
+from dataclasses import fields
 
 import numpy as np
 
@@ -39,11 +41,22 @@ def open_source(options: RealImagesConfig, path: str) -> Source:
     try:
         source = build_source(loader_options(options, path))
     except UserError as error:  # it names the options as train_sit.py calls them
-        text = str(error).replace("--data.path ", "").replace("--data.", "--")
-        raise UserError(text) from None
+        raise UserError(_as_named_here(str(error))) from None
     if source.kind != "images":
         raise UserError(f"{path} is a latent cache; give the images that it was made from")
     return source
+
+
+def _as_named_here(text: str) -> str:
+    """A message of training's loader with the names that these commands give its options."""
+    names = "|".join(field.name.replace("_", "[_-]") for field in fields(RealImagesConfig))
+    text = text.replace("--data.path ", "")
+    return re.sub(rf"(?<![\w./-])(--)?data\.({names})\b", r"\1\2", text)
+
+
+def refuse_image(reason: str) -> UserError:
+    """What a bad image stops the command with."""
+    return UserError(_as_named_here(str(refusal(reason))))
 
 
 def open_extractor(options: RealImagesConfig) -> Extractor:
@@ -63,7 +76,7 @@ def visit_images(
     """The batches of indices, decoded ahead; a bad image stops the command if it shall."""
     for visit in visits(source, batches, workers=options.workers):
         if visit.bad and options.on_bad_image == "error":
-            raise refusal(min(visit.bad.values()))
+            raise refuse_image(min(visit.bad.values()))
         yield visit
 
 

@@ -145,7 +145,7 @@ def check_array(array: StoredArray) -> None:
     try:
         check_images(array.described, array.shape, array.dtype)
     except UserError as error:
-        found = _range(array) if array.dtype.kind == "f" and array.shape else ""
+        found = _range(array) if array.dtype.kind == "f" and array.shape and array.nbytes else ""
         raise UserError(f"{error}{found}") from None
 
 
@@ -153,23 +153,25 @@ def _advice(shape: tuple[int, ...], dtype: np.dtype) -> str:
     """What to do about images of another type or order of axes."""
     if dtype.hasobject:
         return "these are pickled Python objects, which may run foreign code: save plain numbers"
+    if dtype.kind in "iu" and dtype != np.uint8:
+        return "save grey levels 0 to 255 as uint8"
     if dtype != np.uint8:
         return f"of x in [-1, 1] save {TO_UINT8}, of x in [0, 1] round(255 x), as uint8"
     if len(shape) == 4 and shape[1] in (1, 3):
         return "channels come last: save images.transpose(0, 2, 3, 1)"
     if len(shape) == 3:
         return "save grey images with a last axis, images[..., None]"
+    if len(shape) == 4 and shape[-1] == 4:
+        return "drop alpha: save images[..., :3]"
     return ""
 
 
 def _range(array: StoredArray) -> str:
     """Of the first images of floats: their range, or which are not finite (row E22)."""
     rows = min(LOOKED_AT, array.shape[0])
-    each = array.nbytes // max(array.shape[0], 1)
+    each = array.nbytes // array.shape[0]
     with array.open(whole=False) as file:
         values = np.frombuffer(file.read(rows * each), array.dtype).reshape(rows, -1)
-    if not values.size:
-        return ""
     broken = np.flatnonzero(~np.isfinite(values).all(axis=1))
     if len(broken):
         return f"; of the first {rows} images {len(broken)} are not finite, such as {broken[0]}"

@@ -136,6 +136,8 @@ def read_facts(path: Path) -> dict:
         facts = json.loads(str(text))
         if facts["schema"] != SCHEMA:
             raise ValueError(f"schema {facts['schema']}, this version reads {SCHEMA}")
+        if not isinstance(facts["extractor"], dict) or len(facts["image_shape"]) != 3:
+            raise ValueError("the extractor or the size of the images is none")
     except (ValueError, KeyError, TypeError) as error:
         raise UserError(f"{path}: its facts cannot be read ({error}); make it again") from None
     return facts
@@ -158,7 +160,7 @@ def read_gaussian(path: Path, keys: tuple[str, str]) -> Gaussian:
     named = " and ".join(keys)
     if {first.dtype.kind, second.dtype.kind} - set("fiu"):
         raise UserError(f"{path}: {named} are not numbers: {first.dtype}, {second.dtype}")
-    if len(first.shape) != 1 or second.shape != first.shape * 2:
+    if len(first.shape) != 1 or second.shape != first.shape * 2 or 0 in first.shape:
         raise UserError(f"{path}: {_of(first, keys[0])} and {_of(second, keys[1])} do not fit")
     mean, covariance = (np.asarray(array.read(), np.float64) for array in (first, second))
     if not (np.isfinite(mean).all() and np.isfinite(covariance).all()):
@@ -166,6 +168,8 @@ def read_gaussian(path: Path, keys: tuple[str, str]) -> Gaussian:
     skew = np.abs(covariance - covariance.T).max(initial=0)
     if skew > SYMMETRY * np.abs(covariance).max(initial=0):
         raise UserError(f"{path}: {keys[1]} is not symmetric, so it is no covariance")
+    if covariance.diagonal().min() < 0:
+        raise UserError(f"{path}: {keys[1]} has negative variances, so it is no covariance")
     return Gaussian(mean, covariance)
 
 

@@ -116,6 +116,10 @@ INJECTED = {
         replace(CLEAN, manifest=manifest([3] * 50_000, CLASSES)),
         ("warning", "999 of 1000 classes have no sample"),
     ),
+    "labels without names": (
+        replace(CLEAN, manifest=manifest([10**12] * 50_000, CLASSES)),
+        ("warning", "the manifest has labels without a name among its 1000"),
+    ),
     "JPEG samples": (with_formats(JPEG=50_000), ("warning", "samples: 50,000 lossy files .JPEG.")),
     "same file": (replace(CLEAN, samples_sha256="r"), ("warning", "are the same file")),
     "bf16": (with_sampler(precision="bf16"), ("note", "sampled in bf16")),
@@ -151,6 +155,10 @@ def test_a_clean_comparison_has_no_findings():
     # Guidance in an interval may be strong: it acts for a part of the time only.
     assert not find_mistakes(with_sampler(guidance={"scale": 4.0, "interval": [0.3, 0.9]}))
     assert not find_mistakes(with_formats(PNG=50_000))
+    for foreign in ({"num_samples": None}, {"num_samples": "many"}):
+        said = replace(CLEAN, manifest=manifest(settings=foreign))
+        assert not find_mistakes(said)
+    assert not find_mistakes(with_sampler(guidance={"scale": 4.0, "interval": 5}))
 
 
 @pytest.mark.parametrize("name", INJECTED)

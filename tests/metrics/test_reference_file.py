@@ -122,6 +122,13 @@ SKEW = POOL.covariance + np.triu(np.ones((6, 6)), 1)
         (MU | MU_S | {"mu_s": SPATIAL.mean + np.inf}, "mu_s and sigma_s are not all finite"),
         (MU | {"facts": "no json"}, "its facts cannot be read"),
         (MU | {"facts": '{"schema": 9}'}, "schema 9, this version reads 1"),
+        (MU | {"facts": '{"schema": 1}'}, "its facts cannot be read .'extractor'"),
+        (
+            MU | {"facts": '{"schema": 1, "extractor": "x", "image_shape": [1, 1, 1]}'},
+            "its facts cannot be read .the extractor or the size",
+        ),
+        (MU | {"sigma": -POOL.covariance}, "sigma has negative variances"),
+        ({"mu": POOL.mean[:0], "sigma": POOL.covariance[:0, :0]}, "do not fit"),
         (MU | {"arr_0": PIXELS / 255.0}, "expected uint8 images"),
     ],
 )
