@@ -79,11 +79,11 @@ def reconstruct(
     set_tf32(False)
     check_no_reference(options.data)
     source = open_source(options, options.data)
+    chosen = choose_images(len(source), options.num_images, options.seed)
     codec = build_codec(options.codec.name, options.codec.path)
     check_divisible(source, codec)
     similarities, notes = find_similarities(options, image_shape(source), processes.device)
     tools = Tools(codec, open_extractor(options), similarities, processes.device)
-    chosen = choose_images(len(source), options.num_images, options.seed)
     share = np.array_split(chosen, processes.count)[processes.rank]
     pairs = _run(options, source, share, tools, shown=processes.is_main)
     return _result(options, source, tools, _joined(pairs, processes), notes), pairs.shown

@@ -8,6 +8,7 @@ from typing import Literal
 from tyro.conf import Positional
 
 from sit_vit5.config.checks import check_values
+from sit_vit5.config.reference import check_weights
 from sit_vit5.config.sampling import (
     GenerateConfig,
     GuidanceConfig,
@@ -181,10 +182,7 @@ class AttentionConfig:
 def check_metrics(config: MetricsConfig) -> None:
     """Refuses two files of weights, and a single resample."""
     check_values(config)
-    if config.weights and config.inception_weights:
-        raise UserError("weights and inception_weights are the same option; give one of them")
-    if config.inception_weights and config.features != "inception":
-        raise UserError(f"inception_weights has no use with features {config.features}; drop it")
+    check_weights(config)
     if config.bootstrap == 1:
         raise UserError("bootstrap 1 must be 0, or 2 resamples or more, such as 20")
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, Protocol
 
 from tyro.conf import Positional
 
@@ -42,6 +42,22 @@ class RealImagesConfig:
     """Images per feature batch; the result depends on it only by rounding."""
 
 
+class HasWeights(Protocol):
+    """Options that name an extractor and its weights."""
+
+    features: str
+    weights: str | None
+    inception_weights: str | None
+
+
+def check_weights(config: HasWeights) -> None:
+    """Refuses two files of weights, and Inception's for other features."""
+    if config.weights and config.inception_weights:
+        raise UserError("weights and inception_weights are the same option; give one of them")
+    if config.inception_weights and config.features != "inception":
+        raise UserError(f"inception_weights has no use with features {config.features}; drop it")
+
+
 @dataclass(frozen=True, kw_only=True)
 class MakeReferenceConfig(RealImagesConfig):
     """Make a reference of a data set: statistics of all images, and some of the images."""
@@ -57,6 +73,7 @@ class MakeReferenceConfig(RealImagesConfig):
 
     def __post_init__(self) -> None:
         check_values(self)
+        check_weights(self)
         if not self.out.endswith(".npz"):
             raise UserError(f"out {self.out} must end in .npz")
 
@@ -101,3 +118,4 @@ class ReconstructionConfig(RealImagesConfig):
 
     def __post_init__(self) -> None:
         check_values(self)
+        check_weights(self)

@@ -169,7 +169,9 @@ def file_formats(evidence: Evidence) -> Iterator[Finding]:
 
 def reference_kind(evidence: Evidence) -> Iterator[Finding]:
     """A reference that does not tell its size, or that is no whole data set (E19, E30)."""
-    reference = evidence.reference
+    reference, given = evidence.reference, archive_of(evidence.reference_path)
+    if _has_manifest(evidence.reference_path) and (reference is None or reference.kind == IMAGES):
+        yield Finding("warning", f"{given.name} are samples, not real images")
     if reference is None:
         return
     height = evidence.samples.shape[0]
@@ -186,8 +188,6 @@ def reference_kind(evidence: Evidence) -> Iterator[Finding]:
                 f"{reference.path.name} does not tell the size of its images; make sure that it is "
                 f"{height}",
             )
-    if reference.kind == IMAGES and _has_manifest(str(reference.path)):
-        yield Finding("warning", f"{reference.path.name} are samples, not real images")
 
 
 def sampling(evidence: Evidence) -> Iterator[Finding]:

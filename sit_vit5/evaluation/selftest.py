@@ -30,7 +30,7 @@ def self_test_of(
     errors = {"features of an image alone and among others": _batch_error(extractor)}
     limits = dict.fromkeys(errors, BATCH_TOLERANCE)
     for metric in metrics.values():
-        if metric.reference is None or not reference.has(metric.samples, metric.output):
+        if not EXPECTED.keys() & metric.names or not reference.has(metric.samples, metric.output):
             continue
         found = metric.function(reference, reference)
         for key in (key for key in found if key in EXPECTED):

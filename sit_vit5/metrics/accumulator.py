@@ -40,7 +40,7 @@ class Accumulator:
         >>> for indices in (range(0, 40), range(40, 60)):   # this process's share
         ...     mine.update(images[indices], indices)
         >>> whole = Accumulator(extractor, ("fid", "kid"), reference)
-        >>> for state in gather([mine.state()]):            # sit_vit5.distributed.gather
+        >>> for state in gather([mine.state()], processes): # sit_vit5.distributed
         ...     whole.merge(state)
         >>> sorted(whole.compute())[:2]
         ['frechet_distance', 'kernel_distance']

@@ -38,7 +38,7 @@ def batches_of(features: Features, what: str) -> Iterator[np.ndarray]:
         if not np.isfinite(rows).all():
             raise UserError(f"{what}: features are not finite; check the images and the extractor")
         count += len(rows)
-        yield rows
+        yield rows if whole else rows.copy()  # a generator may fill one buffer again and again
     if not count:
         raise UserError(f"{what}: no features")
 

@@ -119,8 +119,9 @@ def test_the_command_makes_with_two_processes_what_one_makes_and_inspects_it(
 def test_inspect_finds_statistics_that_are_none_and_looks_at_plain_images(tmp_path, image_folder):
     path = tmp_path / "ref.npz"
     broken = Statistics(10, np.zeros(2), np.array([[9.0, 12.0], [12.0, 9.0]]))
+    facts = {"count": 10, "image_shape": [2, 2, 3], "extractor": {}}
     write_reference(path, pool=broken, spatial=None, images=np.zeros((1, 2, 2, 3), np.uint8),
-                    labels=None, facts=dict(count=10, image_shape=[2, 2, 3], extractor={}))  # fmt: skip
+                    labels=None, facts=facts)  # fmt: skip
     text, sound = inspect(str(path))
     assert not sound and "NOT a covariance: smallest eigenvalue -0.333" in text
     text, sound = inspect(str(image_folder))
@@ -133,6 +134,8 @@ def test_wrong_words_and_places_are_refused(tmp_path):
         make_reference(options("digits", tmp_path / "there.npz"), ALONE)
     with pytest.raises(UserError, match="must end in .npz"):
         options("digits", tmp_path / "ref")
+    with pytest.raises(UserError, match="inception_weights has no use with features pixels"):
+        options("digits", tmp_path / "a.npz", inception_weights="w.pth")
     Image.new("RGB", (9, 9)).save(tmp_path / "loose.png")
     with pytest.raises(UserError, match=r"one sub-folder per class.*\(--unconditional True\)"):
         make_reference(options(tmp_path, tmp_path / "a.npz"), ALONE)

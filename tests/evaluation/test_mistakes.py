@@ -203,6 +203,8 @@ def test_swapped_files_and_samples_as_reference_are_noticed(tmp_path):
     swapped = [finding.text for finding in found_in(plain, samples)]
     assert "has no manifest and the reference has one: did you swap" in swapped[0]
     assert "samples.npz are samples, not real images" in swapped[1]
+    both = replace(CLEAN, reference=None, reference_path=str(tmp_path / "set"))  # as a folder
+    assert "samples.npz are samples" in find_mistakes(both)[0].text
 
 
 def test_jpegs_and_folders_of_the_reference_are_noted(tmp_path):

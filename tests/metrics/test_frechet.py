@@ -18,6 +18,7 @@ from sit_vit5.metrics import (
     statistics,
 )
 from sit_vit5.metrics.frechet import self_test
+from sit_vit5.metrics.rows import rows_of
 
 
 def rng(seed: int = 0) -> np.random.Generator:
@@ -131,6 +132,18 @@ def test_statistics_of_the_same_rows_are_equal_to_the_bit_however_they_arrive(mo
     np.testing.assert_allclose(whole.covariance, np.cov(rows, rowvar=False), rtol=1e-6)
 
 
+def test_a_buffer_that_a_generator_fills_again_is_copied():
+    rows, buffer = rng().standard_normal((12, 3)), np.empty((4, 3))
+
+    def batches():
+        for start in range(0, 12, 4):
+            buffer[:] = rows[start : start + 4]
+            yield buffer
+
+    assert (Statistics.of(batches()).scatter == Statistics.of(rows).scatter).all()
+    assert (rows_of(batches(), "samples") == rows).all()
+
+
 def test_extrapolation_removes_the_bias_of_few_samples():
     # Samples of the reference's own Gaussian: the distance at infinite N is 0.
     true = Gaussian(np.zeros(8), np.eye(8))
@@ -140,6 +153,16 @@ def test_extrapolation_removes_the_bias_of_few_samples():
     assert found.counts == (400, 800, 1200, 1600, 2000)
     assert found.distances[0] > found.distances[-1] > 0.008 and found.slope > 0
     assert abs(found.value) < 0.1 * found.distances[0]
+
+
+def test_extrapolation_starts_where_the_bias_falls_as_one_over_n():
+    # Of 5 samples per feature: from a tenth of them, without full rank, it gives less than 0.
+    true = Gaussian(np.zeros(32), np.eye(32))
+    found = extrapolated_frechet_distance(
+        samples=1.1 * rng(3).standard_normal((320, 32)), reference=true
+    )
+    assert found.counts[0] == 96 and found.counts[-1] == 320
+    assert found.value == pytest.approx(32 * 0.1**2, abs=0.15) and found.distances[-1] > 1
 
 
 def test_extrapolation_needs_samples():

@@ -129,7 +129,10 @@ def test_large_archives_are_read_without_holding_them(tmp_path):
         (PIXELS.transpose(0, 3, 1, 2), r"channels come last: save images.transpose\(0, 2, 3, 1\)"),
         (PIXELS.astype(np.int64), "found int64 .*; save grey levels 0 to 255 as uint8"),
         (np.zeros((2, 4, 4, 4), np.uint8), r"drop alpha: save images\[..., :3\]"),
-        (np.zeros((0, 4, 4, 3), np.float32), r"expected uint8 images .* found float32 \(0, 4, 4, 3\)"),
+        (
+            np.zeros((0, 4, 4, 3), np.float32),
+            r"expected uint8 images .* found float32 \(0, 4, 4, 3\)",
+        ),
         (PIXELS[..., 0], "last axis"),
         (np.array([{"code": 1}], dtype=object), "pickled Python objects"),
         (np.float32(3), "expected uint8 images"),

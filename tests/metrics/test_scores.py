@@ -148,7 +148,9 @@ def test_kernel_distance_is_torch_fidelitys(subsets):
     from torch_fidelity.metric_kid import kid_features_to_metric
 
     x, y = (torch.randn(n, 32, generator=torch.Generator().manual_seed(n)) for n in (90, 70))
-    assert (len(list(kid._groups([(range(20), range(20))] * subsets, 90, 70))) > 1) == (subsets == 3)
+    assert (len(list(kid._groups([(range(20), range(20))] * subsets, 90, 70))) > 1) == (
+        subsets == 3
+    )
     theirs = kid_features_to_metric(
         x, y + 0.2, kid_subsets=subsets, kid_subset_size=20, verbose=False
     )
