@@ -58,6 +58,9 @@ from sit_vit5.config.reference import (
     MakeReferenceConfig as MakeReferenceConfig,
 )
 from sit_vit5.config.reference import (
+    RealDataConfig as RealDataConfig,
+)
+from sit_vit5.config.reference import (
     RealImagesConfig as RealImagesConfig,
 )
 from sit_vit5.config.reference import (

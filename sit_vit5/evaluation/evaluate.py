@@ -4,43 +4,38 @@ from __future__ import annotations
 
 import shlex
 import sys
-import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 from sit_vit5.config import MetricsConfig
 from sit_vit5.distributed import Processes, alone
-from sit_vit5.errors import UserError, choose
-from sit_vit5.evaluation.agreement import check_labels, digits_agreement
+from sit_vit5.errors import choose
+from sit_vit5.evaluation.agreement import digits_agreement
 from sit_vit5.evaluation.compared import (
     Source,
     choose_metrics,
     describe_source,
+    enough,
     few_notes,
     find_source,
 )
 from sit_vit5.evaluation.environment import device_name, versions
 from sit_vit5.evaluation.feature_cache import DEFAULT_FOLDER, FeatureCache
-from sit_vit5.evaluation.feature_pass import Pass, identity_of
-from sit_vit5.evaluation.inputs import (
-    Manifest,
-    check_same_size,
-    hash_of,
-    open_image_set,
-    read_manifest,
-)
+from sit_vit5.evaluation.feature_pass import Pass
+from sit_vit5.evaluation.inputs import Manifest
 from sit_vit5.evaluation.mistakes import Evidence, Finding, find_mistakes
+from sit_vit5.evaluation.neighbours import neighbour_findings
 from sit_vit5.evaluation.observing import Observations, Observing
+from sit_vit5.evaluation.opened import Inputs, open_inputs
+from sit_vit5.evaluation.real_sets import RealSet
 from sit_vit5.evaluation.selftest import self_test_of
-from sit_vit5.metrics.extractors import POOL, Extractor, build_extractor
+from sit_vit5.evaluation.stages import Run, timed
+from sit_vit5.metrics.extractors import Extractor, build_extractor
 from sit_vit5.metrics.frechet import self_test
 from sit_vit5.metrics.image_sets import ImageSet
 from sit_vit5.metrics.metric import Described, Metric
 from sit_vit5.metrics.registry import METRICS
-from sit_vit5.metrics.uncertainty import bootstrap_frechet_distance, extrapolated_frechet_distance
-from sit_vit5.progress import progress_bar
 
 GIGABYTE = 10**9
 
@@ -63,6 +58,10 @@ class Reference:
     def extractor(self) -> Extractor:
         """The extractor of its features and of the samples'."""
         return self.features.extractor
+
+    def run(self, options: MetricsConfig, metrics: Mapping[str, Metric]) -> Run:
+        """A comparison with it."""
+        return Run(options, metrics, self.features, self.source, self.described, dict(self.seconds))
 
     @property
     def sha256(self) -> str | None:
@@ -91,6 +90,18 @@ def open_reference(
     return Reference(features, source, metrics, described, notes, seconds)
 
 
+@dataclass(frozen=True)
+class Evaluation:
+    """result: JSON values, empty on other processes; the images that its numbers mean: classes:
+    labelled real ones, training: those among which neighbours were sought."""
+
+    result: dict
+    samples: ImageSet
+    manifest: Manifest | None = None
+    classes: RealSet | None = None
+    training: ImageSet | None = None
+
+
 def evaluate(
     options: MetricsConfig,
     *,
@@ -102,37 +113,41 @@ def evaluate(
     reference: the opened one, if it serves several sets. Only the main process has the result, the
     others help with the features and get an empty one.
     """
-    samples = open_image_set(options.samples)
-    samples_hash = hash_of(options.samples)
-    manifest = read_manifest(options.samples, samples_hash)
-    if options.agreement:
-        check_labels(options.agreement, samples, manifest)
-    floor = open_image_set(options.floor) if options.floor else None
-    if floor:
-        check_same_size(floor, samples)
+    return examine(options, reference=reference, processes=processes).result
+
+
+def examine(
+    options: MetricsConfig,
+    *,
+    reference: Reference | None = None,
+    processes: Processes | None = None,
+) -> Evaluation:
+    """`evaluate`, with the images that a report shows."""
+    inputs = open_inputs(options)
+    samples = inputs.samples
     reference = reference or open_reference(options, samples, processes)
-    metrics, few = _enough(reference.metrics, samples.count, asked=bool(options.metrics))
-    run = _Run(options, reference, metrics, dict(reference.seconds))
+    metrics, few = enough(reference.metrics, samples.count, asked=bool(options.metrics))
+    run = reference.run(options, metrics)
     with timed(run.seconds, "samples"):
-        found = run.describe(samples, samples_hash, "samples")
-    if floor:
-        with timed(run.seconds, "floor"):
-            of_floor = run.describe(floor, hash_of(options.floor), "floor")
+        found = run.describe(samples, inputs.sha256, "samples")
+    of_floor = run.floor(inputs.floor)
+    classes, by_class = run.classes(inputs, found)
+    near = run.neighbours(inputs, found)
     if not reference.features.processes.is_main:
-        return {}
-    result = _facts(options, reference, samples, samples_hash) | run.values(found)
-    if floor:
-        values = _Run(options, reference, metrics, {}).values(of_floor)
-        result["floor"] = {"samples": options.floor, "count": floor.count, **values}
+        return Evaluation({}, samples)
+    result = _facts(options, reference, samples, inputs.sha256) | run.values(found)
+    result |= of_floor | by_class | near
     if options.bootstrap or options.extrapolate:
         result["uncertainty"] = run.uncertainty(found)
     if options.selftest:
         result["selftest"] = self_test_of(reference.described, metrics, reference.extractor)
     if options.agreement:
-        result["agreement"] = digits_agreement(samples, manifest)
-    mistakes = _mistakes(options, reference, samples, found, manifest, sha256=samples_hash)
+        result["agreement"] = digits_agreement(samples, inputs.manifest)
+    mistakes = _mistakes(options, reference, inputs, found)
+    if near:
+        mistakes += neighbour_findings(near["neighbours"])
     notes = reference.notes + few + few_notes(found, samples.count, "samples")
-    return result | {
+    result |= {
         "warnings": [finding.text for finding in mistakes if finding.level == "warning"],
         "notes": notes
         + [finding.text for finding in mistakes if finding.level == "note"]
@@ -140,85 +155,10 @@ def evaluate(
         "seconds": {stage: round(taken, 3) for stage, taken in run.seconds.items()},
         "device": device_name(),
         "versions": versions(),
-        "manifest": manifest.facts if manifest else None,
+        "manifest": inputs.manifest.facts if inputs.manifest else None,
     }
-
-
-@dataclass(frozen=True)
-class _Run:
-    """The metrics of sets of images against one reference; seconds: by stage, filled on the way."""
-
-    options: MetricsConfig
-    reference: Reference
-    metrics: Mapping[str, Metric]
-    seconds: dict[str, float] = field(default_factory=dict)
-
-    def describe(self, images: ImageSet, sha256: str | None, title: str) -> Described:
-        """Features and statistics of images, all in one pass."""
-        needs = self.metrics.values()
-        rows = [metric.output for metric in needs if metric.samples == "rows"]
-        if "fid" in self.metrics and (self.options.bootstrap or self.options.extrapolate):
-            rows.append(POOL)
-        return self.reference.features.describe(
-            images,
-            rows=rows,
-            statistics=[metric.output for metric in needs if metric.samples == "statistics"],
-            identity=identity_of(images, sha256),
-            title=title,
-        )
-
-    def values(self, found: Described) -> dict[str, float | None]:
-        """Every metric's numbers."""
-        values: dict[str, float | None] = {}
-        for name, metric in self.metrics.items():
-            with timed(self.seconds, name):
-                values |= metric.function(found, self.reference.described)
-        return values
-
-    def uncertainty(self, found: Described) -> dict[str, dict]:
-        """How far the Frechet distance can be trusted, as the options ask."""
-        if "fid" not in self.metrics or POOL not in found.rows:
-            raise UserError("bootstrap and extrapolate are of fid; add it to --metrics")
-        sets = {
-            "samples": found.rows[POOL],
-            "reference": self.reference.described.statistics[POOL],
-        }
-        result = {}
-        if self.options.bootstrap:
-            with (
-                timed(self.seconds, "bootstrap"),
-                progress_bar(self.options.bootstrap, unit="resample", title="bootstrap") as bar,
-            ):
-                interval = bootstrap_frechet_distance(
-                    **sets, resamples=self.options.bootstrap, each=bar.update
-                )
-            result["interval"] = asdict(interval)
-        if self.options.extrapolate:
-            with timed(self.seconds, "extrapolate"):
-                result["extrapolation"] = asdict(extrapolated_frechet_distance(**sets))
-        return result
-
-
-@contextmanager
-def timed(seconds: dict[str, float], stage: str) -> Iterator[None]:
-    """Notes what the block took."""
-    start = time.perf_counter()
-    yield
-    seconds[stage] = time.perf_counter() - start
-
-
-def _enough(
-    metrics: Mapping[str, Metric], count: int, *, asked: bool
-) -> tuple[dict[str, Metric], list[str]]:
-    """The metrics that so few samples allow (E4); refuses one that was asked for by name."""
-    lacking = {name: metric for name, metric in metrics.items() if count < metric.fewest}
-    notes = [
-        f"{name} left out: it needs {metric.fewest} images, the samples are {count}"
-        for name, metric in lacking.items()
-    ]
-    if lacking and (asked or len(lacking) == len(metrics)):
-        raise UserError("; ".join(notes).replace(" left out:", ":"))
-    return {name: metric for name, metric in metrics.items() if name not in lacking}, notes
+    training = inputs.neighbours.images if inputs.neighbours else None
+    return Evaluation(result, samples, inputs.manifest, classes, training)
 
 
 def _facts(
@@ -238,23 +178,17 @@ def _facts(
 
 
 def _mistakes(
-    options: MetricsConfig,
-    reference: Reference,
-    samples: ImageSet,
-    found: Described,
-    manifest: Manifest | None,
-    *,
-    sha256: str | None,
+    options: MetricsConfig, reference: Reference, inputs: Inputs, found: Described
 ) -> list[Finding]:
-    """What is likely to be wrong with this comparison. sha256: of the samples."""
+    """What is likely to be wrong with this comparison."""
     evidence = Evidence(
-        samples=samples,
+        samples=inputs.samples,
         samples_path=options.samples,
         reference_path=options.reference,
         features=options.features,
-        samples_sha256=sha256,
+        samples_sha256=inputs.sha256,
         reference_sha256=reference.sha256,
-        manifest=manifest,
+        manifest=inputs.manifest,
         reference=reference.source.file,
         reference_images=reference.source.images,
         seen=Observations.of(found.rows),
