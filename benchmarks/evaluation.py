@@ -114,16 +114,14 @@ def whole_evaluation(options: argparse.Namespace) -> None:
 
         runs = {"ours": first, "torch-fidelity": theirs}
         seconds, results = fastest(runs, options.repeats)
-        print(f"FID, IS and KID of {options.images} images against {options.images}")
-        for name, taken in seconds.items():
-            print(f"  {name:<14} {taken:7.1f} s")
+        taken = ", ".join(f"{name} {value:.1f} s" for name, value in seconds.items())
+        print(f"FID, IS and KID of {options.images} images against {options.images}: {taken}")
         print(f"  ratio {seconds['torch-fidelity'] / seconds['ours']:.2f}")
-        gap = abs(
-            results["ours"]["frechet_distance"]
-            / results["torch-fidelity"]["frechet_inception_distance"]
-            - 1
+        fids = (
+            results["ours"]["frechet_distance"],
+            results["torch-fidelity"]["frechet_inception_distance"],
         )
-        print(f"  the FIDs differ by {gap:.1e} of their value")
+        print(f"  the FIDs differ by {abs(fids[0] / fids[1] - 1):.1e} of their value")
         start = time.perf_counter()
         ours("fid", "is", "kid", "precision_recall")
         taken = time.perf_counter() - start

@@ -12,7 +12,7 @@ from sit_vit5.config import MetricsConfig, TrainConfig
 from sit_vit5.data import Source
 from sit_vit5.distributed import Processes
 from sit_vit5.errors import UserError
-from sit_vit5.evaluation.evaluate import open_reference
+from sit_vit5.evaluation.reference import open_reference
 from sit_vit5.evaluation.report import metric_name
 from sit_vit5.flow.predictions import Flow
 from sit_vit5.metrics.accumulator import Accumulator, State

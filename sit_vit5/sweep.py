@@ -24,7 +24,8 @@ from sit_vit5.config import GenerateConfig, GuidanceConfig, MetricsConfig, Sweep
 from sit_vit5.distributed import Processes
 from sit_vit5.errors import UserError
 from sit_vit5.evaluation.agreement import check_agreement
-from sit_vit5.evaluation.evaluate import Reference, evaluate, open_reference
+from sit_vit5.evaluation.evaluate import evaluate
+from sit_vit5.evaluation.reference import Reference, open_reference
 from sit_vit5.evaluation.report import json_path
 from sit_vit5.evaluation.sweep_report import (
     Cell,

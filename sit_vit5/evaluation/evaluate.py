@@ -4,96 +4,33 @@ from __future__ import annotations
 
 import shlex
 import sys
-from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 
 from sit_vit5.config import MetricsConfig
-from sit_vit5.distributed import Processes, alone
-from sit_vit5.errors import choose
+from sit_vit5.distributed import Processes
 from sit_vit5.evaluation.agreement import digits_agreement
-from sit_vit5.evaluation.compared import (
-    Source,
-    choose_metrics,
-    describe_source,
-    enough,
-    few_notes,
-    find_source,
-)
+from sit_vit5.evaluation.compared import enough, few_notes
 from sit_vit5.evaluation.environment import device_name, versions
-from sit_vit5.evaluation.feature_cache import DEFAULT_FOLDER, FeatureCache
-from sit_vit5.evaluation.feature_pass import Pass
 from sit_vit5.evaluation.inputs import Manifest
-from sit_vit5.evaluation.mistakes import Evidence, Finding, find_mistakes
+from sit_vit5.evaluation.mistakes import Evidence, find_mistakes
 from sit_vit5.evaluation.neighbours import neighbour_findings
-from sit_vit5.evaluation.observing import Observations, Observing
+from sit_vit5.evaluation.observing import Observations
 from sit_vit5.evaluation.opened import Inputs, open_inputs
 from sit_vit5.evaluation.real_sets import RealSet
-from sit_vit5.evaluation.selftest import self_test_of
-from sit_vit5.evaluation.stages import Run, timed
-from sit_vit5.metrics.extractors import Extractor, build_extractor
-from sit_vit5.metrics.frechet import self_test
+from sit_vit5.evaluation.reference import Reference, open_reference
+from sit_vit5.evaluation.stages import Run, check_uncertainty, timed
+from sit_vit5.metrics.extractors import Extractor
 from sit_vit5.metrics.image_sets import ImageSet
-from sit_vit5.metrics.metric import Described, Metric
-from sit_vit5.metrics.registry import METRICS
-
-GIGABYTE = 10**9
-
-
-@dataclass(frozen=True)
-class Reference:
-    """What samples are compared with, for any number of sample sets.
-
-    metrics: those it allows; seconds: what opening it took, by stage.
-    """
-
-    features: Pass
-    source: Source
-    metrics: Mapping[str, Metric]
-    described: Described
-    notes: list[str]
-    seconds: dict[str, float]
-
-    @property
-    def extractor(self) -> Extractor:
-        """The extractor of its features and of the samples'."""
-        return self.features.extractor
-
-    def run(self, options: MetricsConfig, metrics: Mapping[str, Metric]) -> Run:
-        """A comparison with it."""
-        return Run(options, metrics, self.features, self.source, self.described, dict(self.seconds))
-
-    @property
-    def sha256(self) -> str | None:
-        """Hash of its file, None for folders and built-in sets."""
-        return self.source.sha256
-
-
-def open_reference(
-    options: MetricsConfig, samples: ImageSet, processes: Processes | None = None
-) -> Reference:
-    """The reference that the options name, for sets of images of the samples' size."""
-    self_test()
-    for name in options.metrics:
-        choose("metric", name, METRICS)  # before the seconds that a network takes
-    seconds: dict[str, float] = {}
-    with timed(seconds, "extractor"):
-        extractor = build_extractor(options.features, options.weights or options.inception_weights)
-    with timed(seconds, "reference"):
-        features = Pass(
-            Observing(extractor), options.batch_size, _cache(options), processes or alone()
-        )
-        source = find_source(options.reference, extractor.identity, samples)
-        metrics, notes = choose_metrics(options.metrics, extractor.outputs, source)
-        described = describe_source(source, metrics, features)
-    notes = few_notes(described, source.count or 0, "reference images") + source.notes + notes
-    return Reference(features, source, metrics, described, notes, seconds)
+from sit_vit5.metrics.metric import Described
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """result: JSON values, empty on other processes; the images that its numbers mean: classes:
-    labelled real ones, training: those among which neighbours were sought."""
+    """result: JSON values, empty on other processes than the main one.
+
+    The images that its numbers mean: samples; classes: the labelled real ones; training: those
+    among which neighbours were sought.
+    """
 
     result: dict
     samples: ImageSet
@@ -122,54 +59,43 @@ def examine(
     reference: Reference | None = None,
     processes: Processes | None = None,
 ) -> Evaluation:
-    """`evaluate`, with the images that a report shows."""
+    """`evaluate`, with the images that a page shows."""
     inputs = open_inputs(options)
-    samples = inputs.samples
+    samples, manifest = inputs.samples, inputs.manifest
     reference = reference or open_reference(options, samples, processes)
     metrics, few = enough(reference.metrics, samples.count, asked=bool(options.metrics))
-    run = reference.run(options, metrics)
+    if options.bootstrap or options.extrapolate:
+        check_uncertainty(metrics, samples.count)
+    run = Run(options, reference, metrics, dict(reference.seconds))
     with timed(run.seconds, "samples"):
         found = run.describe(samples, inputs.sha256, "samples")
-    of_floor = run.floor(inputs.floor)
+    floor = run.floor(inputs.floor)
     classes, by_class = run.classes(inputs, found)
     near = run.neighbours(inputs, found)
     if not reference.features.processes.is_main:
         return Evaluation({}, samples)
-    result = _facts(options, reference, samples, inputs.sha256) | run.values(found)
-    result |= of_floor | by_class | near
-    if options.bootstrap or options.extrapolate:
-        result["uncertainty"] = run.uncertainty(found)
-    if options.selftest:
-        result["selftest"] = self_test_of(reference.described, metrics, reference.extractor)
+    result = _facts(options, reference, inputs) | run.values(found) | floor | run.extras(found)
     if options.agreement:
-        result["agreement"] = digits_agreement(samples, inputs.manifest)
-    mistakes = _mistakes(options, reference, inputs, found)
-    if near:
-        mistakes += neighbour_findings(near["neighbours"])
-    notes = reference.notes + few + few_notes(found, samples.count, "samples")
+        result["agreement"] = digits_agreement(samples, manifest)
+    result |= by_class | near | _remarks(options, reference, inputs, found, few, near)
     result |= {
-        "warnings": [finding.text for finding in mistakes if finding.level == "warning"],
-        "notes": notes
-        + [finding.text for finding in mistakes if finding.level == "note"]
-        + tool_notes(reference.extractor),
         "seconds": {stage: round(taken, 3) for stage, taken in run.seconds.items()},
         "device": device_name(),
         "versions": versions(),
-        "manifest": inputs.manifest.facts if inputs.manifest else None,
+        "manifest": manifest.facts if manifest else None,
     }
     training = inputs.neighbours.images if inputs.neighbours else None
-    return Evaluation(result, samples, inputs.manifest, classes, training)
+    return Evaluation(result, samples, manifest, classes, training)
 
 
-def _facts(
-    options: MetricsConfig, reference: Reference, samples: ImageSet, samples_hash: str | None
-) -> dict:
+def _facts(options: MetricsConfig, reference: Reference, inputs: Inputs) -> dict:
     return {
         "command": shlex.join(sys.argv),
         "samples": options.samples,
-        "samples_sha256": samples_hash,
-        "samples_formats": samples.formats,
-        "count": samples.count,
+        "samples_sha256": inputs.sha256,
+        "samples_formats": inputs.samples.formats,
+        "count": inputs.samples.count,
+        "image_shape": list(inputs.samples.shape),
         "reference": options.reference,
         "reference_sha256": reference.sha256,
         "reference_count": reference.source.count,
@@ -177,24 +103,38 @@ def _facts(
     }
 
 
-def _mistakes(
-    options: MetricsConfig, reference: Reference, inputs: Inputs, found: Described
-) -> list[Finding]:
-    """What is likely to be wrong with this comparison."""
-    evidence = Evidence(
-        samples=inputs.samples,
-        samples_path=options.samples,
-        reference_path=options.reference,
-        features=options.features,
-        samples_sha256=inputs.sha256,
-        reference_sha256=reference.sha256,
-        manifest=inputs.manifest,
-        reference=reference.source.file,
-        reference_images=reference.source.images,
-        seen=Observations.of(found.rows),
-        reference_seen=Observations.of(reference.described.rows),
+def _remarks(
+    options: MetricsConfig,
+    reference: Reference,
+    inputs: Inputs,
+    found: Described,
+    few: list[str],
+    near: dict,
+) -> dict[str, list[str]]:
+    """Warnings and notes: what is likely to be wrong, and what a reader must know."""
+    mistakes = find_mistakes(
+        Evidence(
+            samples=inputs.samples,
+            samples_path=options.samples,
+            reference_path=options.reference,
+            features=options.features,
+            samples_sha256=inputs.sha256,
+            reference_sha256=reference.sha256,
+            manifest=inputs.manifest,
+            reference=reference.source.file,
+            reference_images=reference.source.images,
+            seen=Observations.of(found.rows),
+            reference_seen=Observations.of(reference.described.rows),
+        )
     )
-    return find_mistakes(evidence)
+    if near:
+        mistakes += neighbour_findings(near["neighbours"])
+    notes = reference.notes + few + few_notes(found, inputs.samples.count, "samples")
+    notes += [finding.text for finding in mistakes if finding.level == "note"]
+    return {
+        "warnings": [finding.text for finding in mistakes if finding.level == "warning"],
+        "notes": notes + tool_notes(reference.extractor),
+    }
 
 
 def tool_notes(extractor: Extractor) -> list[str]:
@@ -205,11 +145,3 @@ def tool_notes(extractor: Extractor) -> list[str]:
         "ADM's protocol with torch-fidelity's InceptionV3: not comparable with values of "
         "pytorch-fid or clean-fid, which resize otherwise"
     ]
-
-
-def _cache(options: MetricsConfig) -> FeatureCache | None:
-    """Features of networks are kept; pixels are faster made than read."""
-    if not options.keep_features or options.features == "pixels":
-        return None
-    folder = Path(options.cache or DEFAULT_FOLDER).expanduser()
-    return FeatureCache(folder, int(options.cache_gigabytes * GIGABYTE))

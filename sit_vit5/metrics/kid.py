@@ -13,6 +13,7 @@ from sit_vit5.metrics.device import default_device
 from sit_vit5.metrics.extractors import POOL
 from sit_vit5.metrics.metric import Described, Metric
 from sit_vit5.metrics.rows import Features, check_widths, rows_of
+from sit_vit5.progress import progress_bar
 
 # torch-fidelity's defaults, its draws of subsets too: its value is ours.
 SUBSETS, SUBSET_SIZE, SEED = 100, 1000, 2020
@@ -55,9 +56,12 @@ def kernel_distance(
         tuple(rng.choice(len(rows), size, replace=False) for rows in (samples, reference))
         for _ in range(subsets)
     ]
-    values = np.concatenate(
-        [_distances(samples, reference, group) for group in _groups(draws, fewest)]
-    )
+    values = []
+    with progress_bar(subsets, unit="subset", title="kernel distance") as bar:
+        for group in _groups(draws, fewest):
+            values.append(_distances(samples, reference, group))
+            bar.update(len(group))
+    values = np.concatenate(values)
     error = _standard_error(values, size=size, count=fewest)
     return KernelDistance(float(values.mean()), float(values.std()), error)
 

@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import json
+import re
+import textwrap
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from helpers import ROOT
 
 from sit_vit5.config import MetricsConfig
 from sit_vit5.data.digits import Digits
 from sit_vit5.errors import UserError
-from sit_vit5.evaluation import evaluate as module
+from sit_vit5.evaluation import reference as module
+from sit_vit5.evaluation.evaluate import evaluate
 from sit_vit5.evaluation.report import metric_name, report
 from sit_vit5.metrics import METRICS, extractors, kernel_distance, precision_recall
 
-evaluate = module.evaluate
 TRAIN, HELD_OUT = Digits("train").images, Digits("held-out").images
 
 
@@ -141,6 +144,9 @@ def test_a_distance_comes_with_its_interval_and_its_limit(tmp_path):
     json.dumps(result, allow_nan=False)
     with pytest.raises(UserError, match="bootstrap and extrapolate are of fid"):
         evaluate(options(samples, metrics=("kid",), bootstrap=5))
+    few = npz(tmp_path / "few.npz", TRAIN[:19])
+    with pytest.raises(UserError, match="take 20 to 100,000 samples, found 19"):
+        evaluate(options(few, extrapolate=True))
     with pytest.raises(UserError, match="bootstrap 1 must be 0, or 2"):
         options(samples, bootstrap=1)
 
@@ -231,3 +237,17 @@ def test_the_command_on_two_processes_says_what_one_process_says(command, tmp_pa
     assert len(keys) == 4 and {key: shared[key] for key in keys} == {
         key: alone[key] for key in keys
     }
+
+
+def test_the_python_of_readme_and_docs_runs(inception_file, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    Path("weights-inception-2015-12-05-6726825d.pth").symlink_to(inception_file)
+    rng = np.random.default_rng(0)
+    np.save("real.npy", rng.standard_normal((4, 2048)))
+    samples, reference = rng.standard_normal((2, 9, 4))
+    images = rng.integers(0, 256, (2, 8, 8, 3), dtype=np.uint8)
+    for document in ("README.md", "docs/evaluation.md"):
+        blocks = re.findall(r"(?:^    .*\n|^\n)+", (ROOT / document).read_text(), re.MULTILINE)
+        (code,) = [block for block in blocks if "from sit_vit5.metrics import" in block]
+        exec(textwrap.dedent(code), {"samples": samples, "reference": reference, "images": images})
+    assert "PrecisionRecall" in capsys.readouterr().out
