@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import base64
 import io
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from html import escape
-from pathlib import PurePath
 
 import numpy as np
 from PIL import Image
@@ -79,6 +78,20 @@ def definitions(facts: Mapping[str, object]) -> str:
     )
 
 
+def table(head: Sequence[str], rows: Iterable[str], *, kind: str = "") -> str:
+    """A table that scrolls on a narrow screen. head: titles; rows: of `row`; kind: its class."""
+    titles = "".join(f"<th>{escape(title)}</th>" for title in head)
+    inside = "\n".join(rows)
+    return (
+        f'<div class="scroll"><table class="{kind}">\n<tr>{titles}</tr>\n{inside}\n</table></div>'
+    )
+
+
+def row(cells: Iterable[str], *, kind: str = "") -> str:
+    """A row of texts, which it escapes; kind: its class."""
+    return f'<tr class="{kind}">{"".join(f"<td>{escape(cell)}</td>" for cell in cells)}</tr>'
+
+
 def data_url(content: bytes, kind: str) -> str:
     """A picture's file as the address of itself. kind: png or jpeg."""
     return f"data:image/{kind};base64,{base64.b64encode(content).decode()}"
@@ -100,8 +113,3 @@ def tile(pixels: np.ndarray, *, side: int, alt: str) -> str:
     url = data_url(stream.getvalue(), "png" if small else "jpeg")
     kind = ' class="pixels"' if small else ""
     return f'<img{kind} width="{side}" alt="{escape(alt)}" src="{url}">'
-
-
-def short_path(text: str) -> str:
-    """The last two parts of a path: enough for a title."""
-    return "/".join(PurePath(text).parts[-2:])

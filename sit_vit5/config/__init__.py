@@ -31,6 +31,9 @@ from sit_vit5.config.evaluation import (
     MetricsConfig as MetricsConfig,
 )
 from sit_vit5.config.evaluation import (
+    ReportConfig as ReportConfig,
+)
+from sit_vit5.config.evaluation import (
     SweepConfig as SweepConfig,
 )
 from sit_vit5.config.evaluation import (
