@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from sit_vit5 import rng
+from sit_vit5.errors import UserError
 from sit_vit5.evaluation.feature_pass import Pass
 from sit_vit5.evaluation.inputs import Manifest
 from sit_vit5.evaluation.real_sets import RealSet, choose_images, samples_numbers
@@ -16,6 +17,7 @@ from sit_vit5.metrics.metric import Described
 
 PER_CLASS = 50  # real images of a class, as many as a class-balanced set of 50,000 samples has
 BEYOND = 3  # units of noise
+NOTHING_IN_COMMON = "and the samples share no class by name"
 
 
 def choose_real(real: RealSet, manifest: Manifest, seed: int) -> RealSet:
@@ -26,6 +28,8 @@ def choose_real(real: RealSet, manifest: Manifest, seed: int) -> RealSet:
         order[labels[order] == label][:PER_CLASS] for label in np.unique(manifest.labels).tolist()
     ]
     numbers = np.sort(np.concatenate(chosen))
+    if not len(numbers):
+        raise UserError(f"{real.images.name} {NOTHING_IN_COMMON}; name classes alike")
     return RealSet(choose_images(real.images, numbers), real.labels[numbers], real.class_names)
 
 
@@ -60,7 +64,7 @@ def compare_classes(
         reference_labels=samples_numbers(real, manifest.class_names),
     )
     if not len(found.labels):
-        return {"left_out": f"{real.images.name} and the samples share no class by name"}
+        return {"left_out": f"{real.images.name} {NOTHING_IN_COMMON}"}
     return {
         "statistic": "unbiased kernel distance within the class",
         "reference": real.images.name,

@@ -30,6 +30,8 @@ _STYLE = """
 .remarks .warning { border-color: var(--bad); }
 .remarks .warning b { color: var(--bad); }
 .remarks .note b { color: var(--soft); font-weight: 500; }
+.published { min-width: 760px; }
+.published td:nth-child(n+5):nth-child(-n+6) { font-variant-numeric: tabular-nums; }
 .own td { background: var(--mark); font-weight: 600; }
 .number { text-align: right; font-variant-numeric: tabular-nums; white-space: nowrap; }
 .tiles { display: flex; flex-wrap: wrap; gap: 6px; }
@@ -104,24 +106,27 @@ def _published(result: dict) -> str:
         _guidance(result),
         result["frechet_distance"],
         Path(result["samples"]).name,
-        result.get("inception_score"),
+        score=result.get("inception_score"),
+        labels=_settings(result).get("labels", ""),
     )
     rows = [_published_row(own, kind="own"), *map(_published_row, PUBLISHED)]
-    head = ("model", "training", "guidance", "FID-50K", "Inception Score", "source")
+    head = ("model", "training", "guidance", "labels", "FID-50K", "IS", "source")
     unlike = differences(result)
     said = "".join(f"<li>{escape(text)}</li>" for text in unlike)
     said = f"<p>Not comparable as it stands:</p><ul>{said}</ul>" if unlike else ""
     return (
-        '<p class="soft">As their authors report them, with samplers and evaluators of their own. '
-        "Balanced labels lower an FID by about 0.1 (RAE's README).</p>"
-        f"{said}{table(head, rows)}"
+        '<p class="soft">As their authors report them, with samplers and evaluators of their own; '
+        "those of figure 6 are read off it. Balanced labels lower an FID by about 0.1 (RAE's "
+        f"README).</p>{said}{table(head, rows, kind='published')}"
     )
 
 
 def _published_row(entry: Published, kind: str = "") -> str:
-    fid = f"{entry.fid:.4g}" + (", balanced labels" if entry.balanced else "")
+    fid = f"{entry.fid:.2f}" if entry.fid < 10 else f"{entry.fid:.1f}"
     score = "" if entry.score is None else f"{entry.score:.1f}"
-    cells = (entry.model, entry.training, entry.guidance, fid, score, entry.source)
+    cells = (
+        entry.model, entry.training, entry.guidance, entry.labels, fid, score, entry.source,
+    )  # fmt: skip
     return row(cells, kind=kind)
 
 

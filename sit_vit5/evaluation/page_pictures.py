@@ -117,7 +117,7 @@ def neighbours(evaluation: Evaluation) -> str:
         f'<p class="soft">Euclidean, in the {escape(found["features"])}, among all '
         f"{found['count']:,} images of {escape(found['training'])}, not mirrored. A larger share "
         "means memorised images, or samples more typical than real ones, as strong guidance makes "
-        "them: look at the pictures, a sample (its number and class) followed by the training images "
+        "them: look at the pictures, a sample (its number and class) and the training images "
         "nearest to it (their distances). A small share does not rule out copied details.</p>"
         f"{_pairs('At random', found['random'], evaluation)}"
         f"{_pairs('The nearest of all looked at', found['closest'], evaluation)}"

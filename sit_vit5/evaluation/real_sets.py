@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +23,8 @@ from sit_vit5.evaluation.inputs import BUILT_IN, FILES, archive_of, check_same_s
 from sit_vit5.evaluation.real_images import image_shape, open_source
 from sit_vit5.metrics.image_sets import IMAGES_KEY, ImageSet, runs
 from sit_vit5.metrics.reference_file import POOL_KEYS, ReferenceFile, read_reference
+
+_WITHOUT_CLASSES = re.compile(r"[,;] [^,;]*--real\.unconditional True\)?")
 
 
 @dataclass(frozen=True)
@@ -128,7 +131,10 @@ def _of_data(text: str, options: RealDataConfig, samples: ImageSet, *, labelled:
         image_size=height,
         unconditional=not labelled,
     )
-    source = open_source(loader, text, prefix="--real.")
+    try:
+        source = open_source(loader, text, prefix="--real.")
+    except UserError as error:  # to do without classes is no way out here
+        raise UserError(_WITHOUT_CLASSES.sub("", str(error))) from None
     images = LoadedSet(text, source, loader, range(len(source)))
     if not source.class_names:
         return RealSet(images)
