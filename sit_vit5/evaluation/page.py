@@ -46,6 +46,7 @@ _STYLE = """
 .block h4 span { font-weight: 400; }
 .pair { display: grid; grid-template-columns: auto 1fr; gap: 4px 10px; }
 .near { gap: 4px 22px; }
+.near figcaption { max-width: 80px; }
 .pair span { font-size: .8rem; color: var(--soft); }
 h3 { font-size: 1rem; margin: 20px 0 8px; }
 """

@@ -83,10 +83,11 @@ def closeness(samples: np.ndarray, real: np.ndarray) -> Closeness:
 
     A new real image is as near to the training set as one of its images is to the others; so the
     left-out distances are what samples without copies would show. The limit takes the noise of
-    both shares as binomial.
+    both shares as binomial. Below one of R real ones, the least that can be told, lies one sample
+    in R + 1.
     """
     threshold = float(np.percentile(real, PERCENTILE))
-    expected = PERCENTILE / 100
+    expected = max(PERCENTILE / 100, 1 / (len(real) + 1))
     noise = np.sqrt(expected * (1 - expected) * (1 / len(samples) + 1 / len(real)))
     return Closeness(
         float(np.median(samples)),

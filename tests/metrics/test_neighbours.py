@@ -54,3 +54,11 @@ def test_samples_like_real_images_are_within_the_limit_and_copies_are_beyond_it(
     assert closeness(samples, real).closer > found.limit
     # 3 standard deviations of two shares of 1% of 1,000: 0.01 + 3 sqrt(0.0099 x 2 / 1000)
     assert found.limit == pytest.approx(0.02335, abs=1e-5)
+
+
+def test_few_real_images_cannot_tell_that_a_sample_is_nearer_than_all_of_them():
+    rng = np.random.default_rng(2)
+    drawn = [closeness(rng.gamma(9, size=30), rng.gamma(9, size=15)) for _ in range(400)]
+    # Nearer than the nearest of 15: one in 16, not one in 100.
+    assert np.mean([found.closer for found in drawn]) == pytest.approx(1 / 16, abs=0.02)
+    assert np.mean([found.closer > found.limit for found in drawn]) < 0.03
