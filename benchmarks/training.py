@@ -31,7 +31,9 @@ def main() -> None:
     parser.add_argument("--models", nargs="+", default=["SiT-B/2", "ViT5-B/2"])
     parser.add_argument("--batch", type=int, default=4)
     parser.add_argument("--precisions", nargs="+", default=["fp32", "bf16"])
-    parser.add_argument("--compile", action="store_true", help="ours; the peer stays as it is")
+    parser.add_argument(
+        "--modes", nargs="+", default=["eager", "compiled"], help="of ours; the peer is eager"
+    )
     parser.add_argument("--repeats", type=int, default=5)
     options = parser.parse_args()
     options.device = "cuda" if torch.cuda.is_available() else "cpu"
@@ -42,26 +44,27 @@ def main() -> None:
         for precision in options.precisions:
             peer = plain_step(options.batch, precision, options.device)
             for model in options.models:
-                measure(model, precision, peer, peaks[precision], Path(folder), options)
+                for mode in options.modes:
+                    run = trainer(model, precision, mode, Path(folder), options.batch)
+                    measure(run, mode, peer, peaks[precision], options)
     print(f"peak memory of the process: {peak_memory() / 1e9:.1f} GB")
 
 
 def measure(
-    model: str,
-    precision: str,
+    run: Trainer,
+    mode: str,
     peer: Callable[[], None],
     peak: float,
-    folder: Path,
     options: argparse.Namespace,
 ) -> None:
     """Our step beside the peer's, its share of the peak, and the time outside of the work."""
-    run = trainer(model, precision, folder, options)
     clock = Clock(run, options.device)
     ours, its = medians([clock.step, peer], repeats=options.repeats, device=options.device)
     cost = denoiser_cost(run.config.backbone, in_channels=4, input_size=(32, 32), num_classes=1000)
     share = 3 * cost.flops * options.batch / ours / peak
     print(
-        f"{model} batch {options.batch}, {precision}: {ours:.3f} s, plain SiT-B/2 {its:.3f} s, "
+        f"{run.config.model} batch {options.batch}, {run.config.precision}, {mode}: "
+        f"{ours:.3f} s, plain SiT-B/2 {its:.3f} s, "
         f"ratio {its / ours:.2f}; {share:.0%} of the matmul peak; outside forward, backward and "
         f"optimizer {clock.outside():.2%}",
         flush=True,
@@ -69,17 +72,17 @@ def measure(
     clock.close()
 
 
-def trainer(model: str, precision: str, folder: Path, options: argparse.Namespace) -> Trainer:
+def trainer(model: str, precision: str, mode: str, folder: Path, batch: int) -> Trainer:
     """A run on the cache that saves and draws nothing."""
     from sit_vit5.data import build_source
 
-    name = f"{model.replace('/', '-')}-{precision}"
+    name = f"{model.replace('/', '-')}-{precision}-{mode}"
     config, _ = parse_train(
         [
-            "--model", model, "--precision", precision, "--batch-size", str(options.batch),
+            "--model", model, "--precision", precision, "--batch-size", str(batch),
             "--data.source", "latents", "--data.path", str(folder / "cache"), "--name", name,
             "--output-dir", str(folder), "--data.workers", "1",
-            "--compile", str(options.compile), "--log-every", "1000000",
+            "--compile", str(mode == "compiled"), "--log-every", "1000000",
         ]
     )  # fmt: skip
     return Trainer(config, build_source(config.data), CODEC, preview=None)
@@ -93,8 +96,12 @@ class Clock:
         self.stream = run.loader.steps(0)
         self.whole: list[float] = []
         self.work: list[float] = []
-        run._say = lambda *lines: None
-        for owner, name in ((run, "_gradients"), (run.learner, "update"), (run.learner, "average")):
+        run.steps.say = lambda line: None
+        for owner, name in (
+            (run.steps, "_gradients"),
+            (run.learner, "update"),
+            (run.learner, "average"),
+        ):
             setattr(owner, name, self._timed(getattr(owner, name)))
 
     def step(self) -> None:
@@ -102,8 +109,8 @@ class Clock:
         self.work.append(0.0)
         started = time.perf_counter()
         batches, _ = self.run._next(self.stream)
-        self.run._train_step(batches)
-        self.run._settle()
+        self.run.steps.train(batches)
+        self.run.steps.settle()
         synchronize(self.device)
         self.whole.append(time.perf_counter() - started)
 

@@ -47,10 +47,17 @@ def tf32_off() -> Iterator[None]:
             switch.allow_tf32 = allowed
 
 
+def set_training_precision(precision: str, device: torch.device) -> None:
+    """TF32 on for tf32 and off for everything else; refuses tf32 where there is none."""
+    if precision == "tf32" and device.type != "cuda":
+        raise UserError(f"precision tf32 is CUDA's, the device is {device}; use fp32 or bf16")
+    set_tf32(precision == "tf32")
+
+
 def check_launcher(precision: str) -> None:
     """Refuses a launcher whose --mixed_precision says something else than the configuration."""
     launched = os.environ.get("ACCELERATE_MIXED_PRECISION", "no")
-    if launched not in ("no", {"fp32": "no", "bf16": "bf16"}[precision]):
+    if launched not in ("no", "bf16" if precision == "bf16" else "no"):
         raise UserError(
             f"accelerate launch says mixed_precision {launched}, the configuration says precision "
             f"{precision}; drop the launcher's flag and use --precision"

@@ -20,35 +20,35 @@ def benchmarks(monkeypatch):
 
 
 def test_the_training_benchmark_times_steps_of_the_trainer_and_of_plain_code(benchmarks, tmp_path):
-    import argparse
-
     import data
     import plain_sit
     import training
 
     cache = data.write_cache(tmp_path / "cache", 300)
     assert len(cache) == 300 and cache.item_shape == (4, 32, 32)
-    options = argparse.Namespace(batch=2, compile=False)
-    run = training.trainer("ViT5-Nano/4", "fp32", tmp_path, options)
+    run = training.trainer("ViT5-Nano/4", "fp32", "eager", tmp_path, 2)
     clock = training.Clock(run, "cpu")
     for _ in range(4):
         clock.step()
     clock.close()
     assert run.step == 4 and 0 < clock.outside() < 1
-    assert run.learner.optimizer.state and run.unsettled is None
+    assert run.learner.optimizer.state and run.steps._unsettled is None
     plain_sit.WIDTH, plain_sit.DEPTH, plain_sit.HEADS = 32, 1, 2
     plain_sit.plain_step(2, "fp32", "cpu")()
 
 
-def test_the_evaluation_benchmark_compares_with_torch_fidelity(benchmarks, monkeypatch, capsys):
+def test_the_evaluation_benchmark_runs_every_part(benchmarks, monkeypatch, capsys):
     import evaluation
     import frechet
 
     monkeypatch.setattr(frechet, "WIDTH", 16)
     monkeypatch.setattr(frechet, "ZERO", frechet.np.zeros(16))
+    # Its eigenvalues of 2,048 dimensions take seconds: tests/evaluation compares with it once.
+    theirs = {"frechet_inception_distance": 1.0}
+    monkeypatch.setattr(evaluation.torch_fidelity, "calculate_metrics", lambda **options: theirs)
     tiny = ["--images", "4", "--side", "8", "--samples", "9", "--reference", "8"]
     monkeypatch.setattr(sys, "argv", ["evaluation.py", *tiny])
     evaluation.main()
     shown = capsys.readouterr().out
     assert "peak memory" in shown and shown.count("ratio") == 3
-    assert float(shown.split("differ by ")[1].split()[0]) < 1e-4
+    assert "from the kept features" in shown

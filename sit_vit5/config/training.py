@@ -240,8 +240,9 @@ class TrainConfig:
     """Images per optimizer step over all processes and accumulation steps together."""
     accumulation: int = 1
     """Forward passes per optimizer step and process."""
-    precision: Literal["bf16", "fp32"] = "bf16"
-    """Precision of matrix products; weights, norms, loss, averages and sampler state are fp32."""
+    precision: Literal["bf16", "tf32", "fp32"] = "bf16"
+    """Precision of matrix products; weights, norms, loss, averages and sampler state are fp32. tf32
+    is fp32 whose products CUDA rounds to 10 bits, as SiT's code trains."""
     attention: Literal["fused", "fp32_math"] = "fused"
     """Fused kernels, or softmax(q k) v written out in fp32, to compare with."""
     parallel: Literal["ddp", "fsdp2"] | None = None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import sys
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -80,9 +81,11 @@ class Pass:
         missing = [output for output in outputs if output not in kept]
         if missing:
             made = self._extract(images, missing, title)
-            with one_word(self.processes):
-                if cache and self.processes.is_main:
+            if cache and self.processes.is_main:
+                try:
                     cache.keep(identity, extractor, made)
+                except OSError as error:  # a full disk must not cost the hours of the pass
+                    print(f"warning: features of {title} are not kept: {error}", file=sys.stderr)
             found |= made
         return found
 

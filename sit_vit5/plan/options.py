@@ -26,6 +26,8 @@ class PlanCommand:
     """Share of the peak that training reaches; an assumption, measure yours."""
     tflops_bf16: float | None = None
     """Dense bf16 peak of another device, in TFLOPS; None: the device's."""
+    tflops_tf32: float | None = None
+    """Its dense TF32 peak, in TFLOPS; None: the device's."""
     tflops_fp32: float | None = None
     """Its fp32 peak without TF32, in TFLOPS; None: the device's."""
     memory_gb: float | None = None
@@ -42,7 +44,7 @@ class PlanCommand:
                 raise UserError(f"{name} {getattr(self, name)} must be at least 1")
         if not 0 < self.utilisation <= 1:
             raise UserError(f"utilisation {self.utilisation} must lie in (0, 1]")
-        for name in ("tflops_bf16", "tflops_fp32", "memory_gb"):
+        for name in ("tflops_bf16", "tflops_tf32", "tflops_fp32", "memory_gb"):
             value = getattr(self, name)
             if value is not None and value <= 0:
                 raise UserError(f"{name} {value} must be above 0")
@@ -51,6 +53,7 @@ class PlanCommand:
         """The device with what was given in its place."""
         given = {
             "bf16": self.tflops_bf16,
+            "tf32": self.tflops_tf32,
             "fp32": self.tflops_fp32,
             "memory_gb": self.memory_gb,
         }

@@ -42,7 +42,8 @@ def banner(trainer: Trainer) -> list[str]:
         f"batch: {plan.micro_batch_size} per forward pass x {plan.processes} processes x "
         f"{plan.accumulation} accumulation steps = {config.batch_size} images per step, "
         f"{math.ceil(len(source) / config.batch_size):,} steps per epoch",
-        f"precision: {config.precision} matrix products, TF32 off, "
+        f"precision: {config.precision} matrix products, "
+        f"TF32 {'on' if config.precision == 'tf32' else 'off'}, "
         f"{'compiled' if compiles(config, trainer.device) else 'eager'} blocks"
         f"{', recomputed in the backward pass' if config.recompute else ''}, "
         f"{config.attention} attention, torch {torch.__version__} on "

@@ -23,7 +23,7 @@ from sit_vit5.distributed import BatchPlan, Words, join_processes, no_accelerato
 from sit_vit5.errors import UserError
 from sit_vit5.files import lock
 from sit_vit5.models.denoiser import Denoiser
-from sit_vit5.precision import check_launcher, set_tf32
+from sit_vit5.precision import check_launcher, set_training_precision
 from sit_vit5.run_folder import LATEST_FILE, PAGE_FILE, SAMPLES, step_name
 from sit_vit5.training import run as runs
 from sit_vit5.training.banner import NO_DECODER, banner
@@ -61,7 +61,7 @@ class Trainer:
         check_launcher(config.precision)
         check_trackers(config.trackers)
         self.processes = join_processes()
-        set_tf32(False)
+        set_training_precision(config.precision, self.processes.device)
         self.config, self.source, self.codec = config, source, codec
         self.preview, self.evaluation = preview, evaluation
         self.run_folder = runs.run_folder(config, resume)

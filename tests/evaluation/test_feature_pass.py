@@ -130,6 +130,13 @@ def test_the_cache_removes_what_was_unused_for_longest(tmp_path):
     assert len(list(tmp_path.iterdir())) == 1
 
 
+def test_a_cache_that_cannot_be_written_costs_a_line_and_nothing_else(tmp_path, capsys):
+    (tmp_path / "file").write_text("")
+    found = describe(Counting(), identity="x", cache=FeatureCache(tmp_path / "file", 10**9))
+    assert len(found.rows["pool"]) == 23
+    assert "warning: features of samples are not kept" in capsys.readouterr().err
+
+
 def test_a_folder_is_another_set_once_a_file_changes(tmp_path):
     for number in range(3):
         Image.new("RGB", (4, 4), (number, 0, 0)).save(tmp_path / f"{number}.png")
