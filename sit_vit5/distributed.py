@@ -135,15 +135,24 @@ class Words:
         from torch import distributed
 
         word = torch.tensor([int(number)])
-        try:
+        with self.kept_together():
             distributed.all_reduce(word, distributed.ReduceOp.MAX, group=self.group)
+        return int(word)
+
+    @contextmanager
+    def kept_together(self) -> Iterator[None]:
+        """A block in which processes meet: where one is lost, the others say which."""
+        try:
+            yield
         except RuntimeError as error:
-            reason = self._missing() or " ".join(str(error).split())
+            if self.group is None or not _is_lost(error):
+                raise
+            text = "a connection broke" if "gloo" in str(error) else " ".join(str(error).split())
+            reason = self._missing() or text
             raise UserError(
                 f"the processes have lost one another: {reason}; a process is stuck or dead, see "
                 "its own last lines; continue the run with --resume"
             ) from None
-        return int(word)
 
     def _missing(self) -> str | None:
         """Which processes do not answer any more; the first one finds out."""
@@ -155,6 +164,13 @@ class Words:
             found = re.search(r"Ranks ([\d, ]+) failed", str(error))
             return f"no answer from rank {found[1]}" if found else None
         return None
+
+
+def _is_lost(error: RuntimeError) -> bool:
+    """Whether the network between processes failed, and not the work of this one."""
+    from torch.distributed import DistError
+
+    return isinstance(error, DistError) or "gloo" in str(error)
 
 
 @contextmanager

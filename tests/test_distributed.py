@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from sit_vit5.distributed import BatchPlan, check_joined, check_plain_launcher
+from sit_vit5.distributed import BatchPlan, Words, check_joined, check_plain_launcher
 from sit_vit5.errors import UserError
 
 
@@ -57,6 +57,17 @@ def test_a_launcher_that_compiles_behind_our_back_is_refused(monkeypatch):
     monkeypatch.setenv("ACCELERATE_DYNAMO_BACKEND", "INDUCTOR")
     with pytest.raises(UserError, match="use --compile True"):
         check_plain_launcher()
+
+
+def test_a_broken_connection_is_one_line_and_other_errors_stay_what_they_are(monkeypatch):
+    words = Words(1)
+    words.group = "of two"
+    monkeypatch.setattr(words, "_missing", lambda: None)
+    with pytest.raises(UserError, match="lost one another: a connection broke; a process is stuck"):
+        with words.kept_together():
+            raise RuntimeError("[gloo/transport/tcp/pair.cc:545] Read error: reset by peer")
+    with pytest.raises(RuntimeError, match="out of memory"), words.kept_together():
+        raise RuntimeError("out of memory")
 
 
 def test_half_set_launcher_variables_get_one_line(command):

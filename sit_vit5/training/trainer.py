@@ -19,7 +19,14 @@ from sit_vit5.codecs.recorded import RecordedCodec
 from sit_vit5.config import TrainConfig
 from sit_vit5.data import Source
 from sit_vit5.data.loader import Batch, StepLoader
-from sit_vit5.distributed import BatchPlan, Words, join_processes, no_accelerator, shard_ourselves
+from sit_vit5.distributed import (
+    BatchPlan,
+    Words,
+    join_processes,
+    no_accelerator,
+    one_word,
+    shard_ourselves,
+)
 from sit_vit5.errors import UserError
 from sit_vit5.files import lock
 from sit_vit5.models.denoiser import Denoiser
@@ -153,13 +160,15 @@ class Trainer:
         )
 
     def _loop(self) -> int:
-        self._say(*banner(self), *self.notes)
+        with one_word(self.processes):  # the disk may be too small
+            if self.is_main:
+                self._say(*banner(self), *self.notes)
         if self.step >= self.config.steps:
             self._say(f"step {self.step} of {self.config.steps} is reached: nothing to do")
             return 0
         if self.step == 0:  # a save that cannot work fails now, not after hours
             self._save(wait=True)
-        with self.interrupt:
+        with self.interrupt, self.words.kept_together():
             while self.step < self.config.steps:
                 # Closed: workers that outlive the run complain at the interpreter's exit.
                 with closing(self.loader.steps(self.steps.data_step)) as stream:
