@@ -202,12 +202,14 @@ class AttentionConfig:
 
 
 def check_metrics(config: MetricsConfig) -> None:
-    """Refuses two files of weights, and a single resample."""
+    """Refuses two files of weights, a page that is not written, and a single resample."""
     check_values(config)
     if config.weights and config.inception_weights:
         raise UserError("weights and inception_weights are the same option; give one of them")
     if config.inception_weights and config.features != "inception":
         raise UserError(f"inception_weights has no use with features {config.features}; drop it")
+    if config.report.out and not config.report.write:
+        raise UserError(f"report.out {config.report.out} has no use with report.write False")
     if config.bootstrap == 1:
         raise UserError("bootstrap 1 must be 0, or 2 resamples or more, such as 20")
 

@@ -24,9 +24,8 @@ def choose_real(real: RealSet, manifest: Manifest, seed: int) -> RealSet:
     """At most `PER_CLASS` images of each class that the samples have, drawn at random."""
     labels = samples_numbers(real, manifest.class_names)
     order = rng.generator(seed, "real images of classes").permutation(len(labels))
-    chosen = [
-        order[labels[order] == label][:PER_CLASS] for label in np.unique(manifest.labels).tolist()
-    ]
+    drawn = labels[order]
+    chosen = [order[drawn == label][:PER_CLASS] for label in np.unique(manifest.labels).tolist()]
     numbers = np.sort(np.concatenate(chosen))
     if not len(numbers):
         raise UserError(f"{real.images.name} {NOTHING_IN_COMMON}; name classes alike")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from sit_vit5.config import MetricsConfig
+from sit_vit5.config import MetricsConfig, RealDataConfig
 from sit_vit5.errors import UserError
 from sit_vit5.evaluation.agreement import check_labels
 from sit_vit5.evaluation.classes import choose_real, obstacle
@@ -16,7 +16,7 @@ from sit_vit5.evaluation.inputs import (
     open_image_set,
     read_manifest,
 )
-from sit_vit5.evaluation.real_sets import RealSet, open_real
+from sit_vit5.evaluation.real_sets import LoadedSet, RealSet, open_real
 from sit_vit5.metrics.image_sets import ImageSet
 
 
@@ -53,4 +53,10 @@ def open_inputs(options: MetricsConfig) -> Inputs:
     neighbours = None
     if options.neighbours:
         neighbours = open_real(options.neighbours, options.real, samples, labelled=False)
+    loaded = [isinstance(real.images, LoadedSet) for real in (classes, neighbours) if real]
+    if options.real != RealDataConfig() and not any(loaded):
+        raise UserError(
+            "options --real. have no use: neither classes nor neighbours are a data set that "
+            "training's loader reads; drop them"
+        )
     return Inputs(samples, sha256, manifest, floor, classes, neighbours)

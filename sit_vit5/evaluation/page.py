@@ -33,7 +33,6 @@ _STYLE = """
 .published { min-width: 760px; }
 .published td:nth-child(n+5):nth-child(-n+6) { font-variant-numeric: tabular-nums; }
 .own td { background: var(--mark); font-weight: 600; }
-.number { text-align: right; font-variant-numeric: tabular-nums; white-space: nowrap; }
 .tiles { display: flex; flex-wrap: wrap; gap: 6px; }
 .tiles figcaption { max-width: 112px; margin: 0; overflow: hidden; text-overflow: ellipsis;
   white-space: nowrap; }
@@ -182,8 +181,8 @@ def _making(result: dict) -> dict[str, str]:
         "labels": settings.get("labels"),
         "codec": ", ".join(spelled(settings.get("codec") or {})),
         "made on": ", ".join(
-            spelled({"": manifest.get("device"), **(manifest.get("versions") or {})})
-        ).strip(),
+            [manifest.get("device") or "?", *spelled(manifest.get("versions") or {})]
+        ),
         "made by": manifest.get("command"),
     }
     return {term: str(text) for term, text in facts.items() if text not in (None, "")}

@@ -89,7 +89,7 @@ def open_real(text: str, options: RealDataConfig, samples: ImageSet, *, labelled
     labelled: whether labels are needed. Refuses images of another size than the samples'.
     """
     found = _open(text, options, samples, labelled=labelled)
-    check_same_size(found.images, samples)
+    check_same_size(found.images, samples, what="images")
     if labelled and found.labels is None:
         raise UserError(f"{text} has no class labels; give a data set or a reference that has")
     return found

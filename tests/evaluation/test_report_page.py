@@ -239,6 +239,8 @@ def test_the_page_lies_beside_the_json():
     assert path("a/mine.json", write=False) is None
     with pytest.raises(UserError, match=r"report.out b.json must end in .html"):
         path("a/mine.json", out="b.json")
+    with pytest.raises(UserError, match=r"report.out b.html has no use with report.write False"):
+        path("a/mine.json", out="b.html", write=False)
 
 
 def test_the_command_writes_the_page_unless_told_not_to(tmp_path, capsys):

@@ -110,3 +110,8 @@ def test_training_data_of_no_use_is_refused(tmp_path, training, message):
     np.savez(tmp_path / "statistics.npz", mu=np.zeros(64), sigma=np.eye(64))
     with pytest.raises(UserError, match=message):
         found(tmp_path, HELD_OUT[:20], str(tmp_path / training))
+
+
+def test_options_of_the_loader_are_refused_where_nothing_is_loaded(tmp_path):
+    with pytest.raises(UserError, match="options --real. have no use"):
+        found(tmp_path, HELD_OUT[:20], real=RealDataConfig(split="held-out"))
