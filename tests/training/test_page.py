@@ -213,7 +213,10 @@ def test_skipped_steps_are_an_event_each_interval(tmp_path, monkeypatch):
     run = train(tmp_path, "--steps", 4, "--log-every", 2)
     events = [json.loads(line) for line in (run / "events.jsonl").read_text().splitlines()]
     skipped = [(e["step"], e["text"]) for e in events if e["kind"] == "skipped"]
-    assert skipped == [(2, "2 steps, their gradient was not finite or too large"), (4, skipped[0][1])]
+    assert skipped == [
+        (2, "2 steps, their gradient was not finite or too large"),
+        (4, skipped[0][1]),
+    ]
 
 
 @pytest.mark.skipif(BROWSER is None, reason="no chromium or chrome on this machine")
