@@ -100,7 +100,7 @@ def choose_metrics(
     return chosen, notes
 
 
-def lacking_images(metric: Metric, count: int, what: str) -> str | None:
+def _lacking_images(metric: Metric, count: int, what: str) -> str | None:
     """Why a metric cannot be had of so many samples (E4), which `what` calls; None: it can."""
     if count < metric.fewest:
         return f"needs {metric.fewest} images, {what} are {count}"
@@ -161,3 +161,15 @@ def few_notes(described: Described, count: int, what: str) -> list[str]:
         f"{count} {what} for {max(widths)} features: the covariance is rank-deficient and "
         "the distance biased upwards; compare equal counts only"
     ]
+
+
+def enough(
+    metrics: Mapping[str, Metric], count: int, *, asked: bool, what: str = "the samples"
+) -> tuple[dict[str, Metric], list[str]]:
+    """The metrics that so many samples allow; refuses one that was asked for by name."""
+    reasons = {name: _lacking_images(metric, count, what) for name, metric in metrics.items()}
+    lacking = {name: reason for name, reason in reasons.items() if reason}
+    notes = [f"{name} left out: it {reason}" for name, reason in lacking.items()]
+    if lacking and (asked or len(lacking) == len(metrics)):
+        raise UserError("; ".join(notes).replace(" left out:", ":"))
+    return {name: metric for name, metric in metrics.items() if name not in lacking}, notes

@@ -36,22 +36,22 @@ def loader_options(options: RealImagesConfig, path: str) -> DataConfig:
     )
 
 
-def open_source(options: RealImagesConfig, path: str) -> Source:
-    """The images of a data set; a latent cache has none."""
+def open_source(options: RealImagesConfig, path: str, *, prefix: str = "--") -> Source:
+    """The images of a data set; a latent cache has none. prefix: of the options' names."""
     try:
         source = build_source(loader_options(options, path))
     except UserError as error:  # it names the options as train_sit.py calls them
-        raise UserError(_as_named_here(str(error))) from None
+        raise UserError(_as_named_here(str(error), prefix)) from None
     if source.kind != "images":
         raise UserError(f"{path} is a latent cache; give the images that it was made from")
     return source
 
 
-def _as_named_here(text: str) -> str:
+def _as_named_here(text: str, prefix: str = "--") -> str:
     """A message of training's loader with the names that these commands give its options."""
     names = "|".join(field.name.replace("_", "[_-]") for field in fields(RealImagesConfig))
-    text = text.replace("--data.path ", "")
-    return re.sub(rf"(?<![\w./-])(--)?data\.({names})\b", r"\1\2", text)
+    text = re.sub(rf"--data\.({names})\b", rf"{prefix}\1", text.replace("--data.path ", ""))
+    return re.sub(rf"(?<![\w./-])data\.({names})\b", rf"{prefix.removeprefix('--')}\1", text)
 
 
 def refuse_image(reason: str) -> UserError:

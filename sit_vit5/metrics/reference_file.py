@@ -136,8 +136,9 @@ def read_facts(path: Path) -> dict:
         facts = json.loads(str(text))
         if facts["schema"] != SCHEMA:
             raise ValueError(f"schema {facts['schema']}, this version reads {SCHEMA}")
-        if not isinstance(facts["extractor"], dict) or len(facts["image_shape"]) != 3:
-            raise ValueError("the extractor or the size of the images is none")
+        sized = len(facts.get("image_shape") or "HWC") == 3
+        if not (sized and isinstance(facts["extractor"], dict)):
+            raise ValueError("its extractor, or the size of its images, is none")
     except (ValueError, KeyError, TypeError) as error:
         raise UserError(f"{path}: its facts cannot be read ({error}); make it again") from None
     return facts

@@ -125,7 +125,7 @@ SKEW = POOL.covariance + np.triu(np.ones((6, 6)), 1)
         (MU | {"facts": '{"schema": 1}'}, "its facts cannot be read .'extractor'"),
         (
             MU | {"facts": '{"schema": 1, "extractor": "x", "image_shape": [1, 1, 1]}'},
-            "its facts cannot be read .the extractor or the size",
+            "its facts cannot be read .its extractor, or the size",
         ),
         (MU | {"sigma": -POOL.covariance}, "sigma has negative variances"),
         ({"mu": POOL.mean[:0], "sigma": POOL.covariance[:0, :0]}, "do not fit"),
