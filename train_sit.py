@@ -1,5 +1,7 @@
 """Trains a flow-matching model: `python train_sit.py --config configs/digits.yaml`."""
 
+from datetime import timedelta
+
 from sit_vit5.cli import parse_train, run
 
 
@@ -18,12 +20,13 @@ def main(argv: list[str]) -> int:
     source = build_source(config.data)
     codec = open_codec(config.codec, source)
     decoder = preview_codec(config, codec)
+    processes = join_processes(timedelta(minutes=config.watchdog.patience))
     trainer = Trainer(
         config,
         source,
         codec,
         preview=decoder and GridPreview(config, decoder, source.class_names),
-        evaluation=online_evaluation(config, source, codec, join_processes()),
+        evaluation=online_evaluation(config, source, codec, processes),
         resume=open_checkpoint(checkpoint) if checkpoint else None,
     )
     return trainer.run()

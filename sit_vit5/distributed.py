@@ -71,14 +71,17 @@ COLLECTIVE_TIMEOUT = timedelta(hours=1)
 ROLL_CALL = timedelta(seconds=10)
 
 
-def join_processes() -> Processes:
-    """Joins the launcher's processes, or runs alone: `python` works as well as a launcher."""
+def join_processes(patience: timedelta = COLLECTIVE_TIMEOUT) -> Processes:
+    """Joins the launcher's processes, or runs alone: `python` works as well as a launcher.
+
+    patience: how long they wait for one another; the first call's word counts.
+    """
     # Imported here: accelerate and torch take seconds, and most users of this file need neither.
     from accelerate import PartialState
 
     check_plain_launcher()
     try:
-        state = PartialState(cpu=no_accelerator(), timeout=COLLECTIVE_TIMEOUT)
+        state = PartialState(cpu=no_accelerator(), timeout=patience)
     except ValueError as error:
         reason = " ".join(str(error).split())
         raise UserError(f"the launcher's variables are incomplete: {reason}") from None
