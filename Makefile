@@ -26,7 +26,7 @@ demo: $(VENV)/installed
 	$(BIN)/python sample/generate.py --checkpoint $(RUN)/latest --out $(SAMPLES) \
 		--num-samples 1000 --labels balanced --guidance.scale 1.5 --steps 25 --batch-size 250
 	$(BIN)/python evaluate/metrics.py $(SAMPLES)/samples.npz --reference digits:held-out \
-		--features pixels --floor digits:train --agreement digits
+		--features pixels --floor digits:train --agreement digits --neighbours digits:train
 
 test: $(VENV)/installed
 	$(BIN)/python -m pytest -n 2

@@ -12,7 +12,6 @@ def main(argv: list[str]) -> int:
     from sit_vit5.checkpoint import open_checkpoint
     from sit_vit5.data import build_source
     from sit_vit5.distributed import join_processes
-    from sit_vit5.online_evaluation import online_evaluation
     from sit_vit5.sampling.preview import GridPreview, preview_codec
     from sit_vit5.training.run import open_codec
     from sit_vit5.training.trainer import Trainer
@@ -20,13 +19,18 @@ def main(argv: list[str]) -> int:
     source = build_source(config.data)
     codec = open_codec(config.codec, source)
     decoder = preview_codec(config, codec)
-    processes = join_processes(timedelta(minutes=config.watchdog.patience))
+    evaluation = None
+    if config.evaluation.every:
+        from sit_vit5.online_evaluation import OnlineEvaluation
+
+        patience = timedelta(minutes=config.watchdog.patience)
+        evaluation = OnlineEvaluation(config, source, codec, join_processes(patience))
     trainer = Trainer(
         config,
         source,
         codec,
         preview=decoder and GridPreview(config, decoder, source.class_names),
-        evaluation=online_evaluation(config, source, codec, processes),
+        evaluation=evaluation,
         resume=open_checkpoint(checkpoint) if checkpoint else None,
     )
     return trainer.run()

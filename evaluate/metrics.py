@@ -5,21 +5,27 @@ from sit_vit5.config import MetricsConfig
 
 
 def main(argv: list[str]) -> None:
-    """Parse, measure, report; the last line is the path of the JSON."""
+    """Parse, measure, report; the last lines are the paths of the page and of the JSON."""
     options = parse(MetricsConfig, argv)
 
     from sit_vit5.distributed import join_processes
-    from sit_vit5.evaluation.evaluate import evaluate
-    from sit_vit5.evaluation.report import json_path, report
+    from sit_vit5.evaluation.evaluate import examine
+    from sit_vit5.evaluation.page import write_page
+    from sit_vit5.evaluation.report import json_path, page_path, report
     from sit_vit5.files import check_output, write_json
 
     out = json_path(options)
-    check_output(out)
+    page = page_path(options, out)
+    for path in filter(None, (out, page)):
+        check_output(path)
     processes = join_processes()
-    result = evaluate(options, processes=processes)
+    evaluation = examine(options, processes=processes)
     if processes.is_main:
-        print(report(result))
-        write_json(out, result)
+        print(report(evaluation.result))
+        write_json(out, evaluation.result)
+        if page:
+            write_page(page, evaluation, options=options.report, seed=options.seed)
+            print(page)
         print(out)
 
 

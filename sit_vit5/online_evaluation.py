@@ -24,15 +24,6 @@ from sit_vit5.sampling.generator import Generator, Settings, choose_labels
 from sit_vit5.sampling.guidance import Guidance, guidance_scale_or_default
 
 
-def online_evaluation(
-    config: TrainConfig, source: Source, codec: Codec | RecordedCodec, processes: Processes
-) -> OnlineEvaluation | None:
-    """What the configuration asks for; None if it asks for none."""
-    if config.evaluation.every == 0:
-        return None
-    return OnlineEvaluation(config, source, codec, processes)
-
-
 class OnlineEvaluation:
     """Samples of a network against a reference, which is opened once, before the first step.
 

@@ -1,13 +1,18 @@
-"""How tests run the project's commands."""
+"""How tests run the project's commands and read its pages."""
 
 from __future__ import annotations
 
 import os
 import runpy
+import shutil
+import subprocess
 import sys
+from html.parser import HTMLParser
 from pathlib import Path
 
+import numpy as np
 import torch
+from PIL import Image
 from safetensors.torch import load_file
 from torch import Tensor
 
@@ -104,3 +109,53 @@ class Gauss:
             "score": -deviation,
             "velocity": path.d_alpha_t * data + path.sigma_d_sigma_t * deviation,
         }[prediction]
+
+
+VOID = {"meta", "img", "br"}
+
+
+class Page(HTMLParser):
+    """Checks that tags close in order; collects what is asked for."""
+
+    def __init__(self, text: str):
+        super().__init__()
+        self.open, self.text, self.attributes, self.tags = [], "", [], []
+        self.feed(text)
+        self.close()
+        assert not self.open
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append(tag)
+        self.attributes += attrs
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag, attrs):
+        self.tags.append(tag)
+        self.attributes += attrs
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        self.text += data
+
+    def links(self) -> list[str]:
+        return [value for name, value in self.attributes if name in ("src", "href")]
+
+
+BROWSER = next(filter(None, map(shutil.which, ("chromium", "google-chrome", "chrome"))), None)
+
+
+def screenshot(page: Path, folder: Path, *, width: int, height: int = 1000) -> np.ndarray:
+    """What a browser shows of a page, RGB (height, width, 3); its files go to the folder."""
+    picture = folder / "page.png"
+    subprocess.run(
+        [
+            BROWSER, "--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars",
+            f"--user-data-dir={folder / 'profile'}", f"--window-size={width},{height}",
+            f"--screenshot={picture}", page.as_uri(),
+        ],
+        check=True, capture_output=True, timeout=120,
+    )  # fmt: skip
+    return np.asarray(Image.open(picture).convert("RGB")).astype(int)

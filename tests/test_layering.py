@@ -44,6 +44,7 @@ FLOORS = [
         "power_average",
         "files",
         "errors",
+        "page",
         "progress",
     },
 ]

@@ -31,6 +31,9 @@ from sit_vit5.config.evaluation import (
     MetricsConfig as MetricsConfig,
 )
 from sit_vit5.config.evaluation import (
+    ReportConfig as ReportConfig,
+)
+from sit_vit5.config.evaluation import (
     SweepConfig as SweepConfig,
 )
 from sit_vit5.config.evaluation import (
@@ -56,6 +59,9 @@ from sit_vit5.config.reference import (
 )
 from sit_vit5.config.reference import (
     MakeReferenceConfig as MakeReferenceConfig,
+)
+from sit_vit5.config.reference import (
+    RealDataConfig as RealDataConfig,
 )
 from sit_vit5.config.reference import (
     RealImagesConfig as RealImagesConfig,

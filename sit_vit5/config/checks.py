@@ -54,6 +54,8 @@ _AT_LEAST = {
     "num_samples": 1,
     "num_images": 0,
     "num_images_kept": 1,
+    "report.images": 1,
+    "real.workers": 0,
     "workers": 0,
     "probes": 1,
     "bootstrap": 0,

@@ -8,6 +8,7 @@ from typing import Literal
 from tyro.conf import Positional
 
 from sit_vit5.config.checks import check_values
+from sit_vit5.config.reference import RealDataConfig
 from sit_vit5.config.sampling import (
     GenerateConfig,
     GuidanceConfig,
@@ -16,6 +17,18 @@ from sit_vit5.config.sampling import (
     check_sampler,
 )
 from sit_vit5.errors import UserError
+
+
+@dataclass(frozen=True)
+class ReportConfig:
+    """The page that shows an evaluation: one file, without a script or a network."""
+
+    write: bool = True
+    """Write it."""
+    out: str | None = None
+    """HTML to write; None: beside the JSON, report.html for metrics.json."""
+    images: int = 36
+    """Samples in its grid, drawn at random by the seed."""
 
 
 @dataclass(frozen=True)
@@ -35,6 +48,12 @@ class MetricsConfig:
     """A second real set compared with the reference: what a perfect model would score."""
     agreement: str | None = None
     """Labelled built-in set; reports how many samples its classifier assigns to the asked class."""
+    classes: str | None = None
+    """Labelled real images for distances per class, as --data.path of train_sit.py takes them;
+    None: the reference's own images, where they have labels."""
+    neighbours: str | None = None
+    """Training images, as --data.path of train_sit.py takes them, a reference or digits:train: are
+    samples copies of them? One pass over all of them."""
     weights: str | None = None
     """File of the features' network, instead of its library's cache."""
     inception_weights: str | None = None
@@ -54,8 +73,12 @@ class MetricsConfig:
     """Folder of kept features; None: ~/.cache/sit_vit5/features."""
     cache_gigabytes: float = 10.0
     """Largest size of that folder in 10^9 bytes; features unused for longest are removed."""
+    seed: int = 0
+    """Of the choice of images that are shown, and of those whose neighbours are sought."""
     out: str | None = None
     """JSON to write; None: metrics.json beside the samples."""
+    report: ReportConfig = ReportConfig()
+    real: RealDataConfig = RealDataConfig()
 
     def __post_init__(self) -> None:
         check_metrics(self)
@@ -179,12 +202,14 @@ class AttentionConfig:
 
 
 def check_metrics(config: MetricsConfig) -> None:
-    """Refuses two files of weights, and a single resample."""
+    """Refuses two files of weights, a page that is not written, and a single resample."""
     check_values(config)
     if config.weights and config.inception_weights:
         raise UserError("weights and inception_weights are the same option; give one of them")
     if config.inception_weights and config.features != "inception":
         raise UserError(f"inception_weights has no use with features {config.features}; drop it")
+    if config.report.out and not config.report.write:
+        raise UserError(f"report.out {config.report.out} has no use with report.write False")
     if config.bootstrap == 1:
         raise UserError("bootstrap 1 must be 0, or 2 resamples or more, such as 20")
 

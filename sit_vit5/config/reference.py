@@ -13,11 +13,9 @@ from sit_vit5.errors import UserError
 
 
 @dataclass(frozen=True, kw_only=True)
-class RealImagesConfig:
-    """Real images, read as training reads them: the same sources, the same crop, never mirrored."""
+class RealDataConfig:
+    """How a data set is read that training could read."""
 
-    image_size: int = 256
-    """Side of the images in pixels (ADM centre crop)."""
     source: str | None = None
     """As --data.source of train_sit.py; None: what lies at the path."""
     split: str | None = None
@@ -26,12 +24,20 @@ class RealImagesConfig:
     """As --data.image-column of train_sit.py."""
     label_column: str | None = None
     """As --data.label-column of train_sit.py."""
+    workers: int = 4
+    """Processes that decode images; 0: none."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RealImagesConfig(RealDataConfig):
+    """Real images, read as training reads them: the same sources, the same crop, never mirrored."""
+
+    image_size: int = 256
+    """Side of the images in pixels (ADM centre crop)."""
     unconditional: bool = False
     """Ignore the classes: a folder needs no sub-folders."""
     on_bad_image: Literal["error", "skip"] = "error"
     """A file that cannot be decoded stops the command, or is left out and counted."""
-    workers: int = 4
-    """Processes that decode images; 0: none."""
     features: str = "inception"
     """inception (torch-fidelity's InceptionV3), dinov2, timm:NAME or pixels."""
     weights: str | None = None

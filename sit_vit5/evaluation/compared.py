@@ -150,3 +150,17 @@ def few_notes(described: Described, count: int, what: str) -> list[str]:
         f"{count} {what} for {max(widths)} features: the covariance is rank-deficient and "
         "the distance biased upwards; compare equal counts only"
     ]
+
+
+def enough(
+    metrics: Mapping[str, Metric], count: int, *, asked: bool
+) -> tuple[dict[str, Metric], list[str]]:
+    """The metrics that so few samples allow (E4); refuses one that was asked for by name."""
+    lacking = {name: metric for name, metric in metrics.items() if count < metric.fewest}
+    notes = [
+        f"{name} left out: it needs {metric.fewest} images, the samples are {count}"
+        for name, metric in lacking.items()
+    ]
+    if lacking and (asked or len(lacking) == len(metrics)):
+        raise UserError("; ".join(notes).replace(" left out:", ":"))
+    return {name: metric for name, metric in metrics.items() if name not in lacking}, notes

@@ -15,7 +15,7 @@ from sit_vit5.evaluation.feature_cache import FeatureCache
 from sit_vit5.evaluation.image_files import FileSet
 from sit_vit5.evaluation.observing import SEEN, Observing
 from sit_vit5.metrics.accumulator import describe, merge_statistics
-from sit_vit5.metrics.features import extract_features, extract_statistics
+from sit_vit5.metrics.features import extract_features, extract_statistics, feature_batches
 from sit_vit5.metrics.image_sets import ImageSet
 from sit_vit5.metrics.metric import Described
 from sit_vit5.metrics.statistics import Statistics
@@ -56,6 +56,17 @@ class Pass:
             return Described(statistics=self._statistics(images, outputs, title))
         features = self._features(images, (*outputs, SEEN), identity, title)
         return describe(features, statistics) if self.processes.is_main else Described()
+
+    def stream(
+        self, images: ImageSet, outputs: Sequence[str], title: str
+    ) -> Iterator[tuple[int, dict[str, np.ndarray]]]:
+        """This process's share batch by batch, each with the number of its first image."""
+        share = self._share(images.count)
+        if share:
+            batches = feature_batches(
+                self.extractor, self._batches(images, share), **self._how(outputs, title, share)
+            )
+            yield from zip(share[:: self.batch_size], batches, strict=True)
 
     def _features(
         self, images: ImageSet, outputs: Sequence[str], identity: str | None, title: str

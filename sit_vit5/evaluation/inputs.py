@@ -79,12 +79,12 @@ FILES: dict[str, Callable[[Path], ImageSet]] = {
 }
 
 
-def check_same_size(other: ImageSet, samples: ImageSet) -> None:
-    """Refuses to compare images of different size or channels."""
+def check_same_size(other: ImageSet, samples: ImageSet, *, what: str = "a reference") -> None:
+    """Refuses to compare images of different size or channels. what: the others should be."""
     if other.shape != samples.shape:
         raise UserError(
             f"{other.name} has images of {other.shape}, the samples {samples.shape} (height, "
-            "width, channels); give a reference of the samples' size"
+            f"width, channels); give {what} of the samples' size"
         )
 
 

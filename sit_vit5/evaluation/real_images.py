@@ -34,12 +34,12 @@ def loader_options(options: RealImagesConfig, path: str) -> DataConfig:
     )
 
 
-def open_source(options: RealImagesConfig, path: str) -> Source:
-    """The images of a data set; a latent cache has none."""
+def open_source(options: RealImagesConfig, path: str, *, prefix: str = "--") -> Source:
+    """The images of a data set; a latent cache has none. prefix: of the options' names."""
     try:
         source = build_source(loader_options(options, path))
     except UserError as error:  # it names the options as train_sit.py calls them
-        text = str(error).replace("--data.path ", "").replace("--data.", "--")
+        text = str(error).replace("--data.path ", "").replace("--data.", prefix)
         raise UserError(text) from None
     if source.kind != "images":
         raise UserError(f"{path} is a latent cache; give the images that it was made from")

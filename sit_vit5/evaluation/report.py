@@ -6,6 +6,7 @@ from pathlib import Path
 
 from sit_vit5.config import MetricsConfig
 from sit_vit5.errors import UserError
+from sit_vit5.evaluation.classes import BEYOND
 from sit_vit5.evaluation.inputs import BUILT_IN, archive_of, manifest_path
 from sit_vit5.metrics.registry import METRICS
 
@@ -27,12 +28,29 @@ def metric_name(features: str, count: int, key: str = "frechet_distance") -> str
     return f"{name}-{'50K' if count == 50_000 else count}"
 
 
+Row = tuple[str, str, str]  # name with the number of samples, value, what it was compared with
+
+
 def report(result: dict) -> str:
-    """The result as a table: name with the number of samples, value, what it was compared with."""
-    first, *others = _metric_rows(result)
+    """The result as a table, with what must be said of it."""
+    rows = table_rows(result)
+    widths = [max(len(row[column]) for row in rows) for column in range(2)]
+    lines = [f"{row[0]:<{widths[0]}}  {row[1]:>{widths[1]}}  {row[2]}".rstrip() for row in rows]
+    sampler = ((result["manifest"] or {}).get("settings") or {}).get("sampler")
+    if sampler:
+        lines.append("sampler: " + ", ".join(spelled(sampler)))
+    if errors := result.get("selftest"):
+        lines.append(f"self-test passed: largest error {max(errors.values()):.1e}")
+    lines += [f"warning: {warning}" for warning in result["warnings"]]
+    return "\n".join(lines + [f"note: {note}" for note in result["notes"]])
+
+
+def table_rows(result: dict) -> list[Row]:
+    """Every value of a result."""
+    first, *others = metric_rows(result)
     rows = [first, *_uncertainty_rows(result), *others]  # uncertainty is of fid, the first
     if floor := result.get("floor"):
-        for name, value, against in _metric_rows(result | floor):
+        for name, value, against in metric_rows(result | floor):
             rows.append((f"floor ({floor['samples']}): {name}", value, against))
     if agreement := result.get("agreement"):
         for what, share in (
@@ -40,18 +58,10 @@ def report(result: dict) -> str:
             ("real held-out classified right", agreement["held_out"]),
         ):
             rows.append((what, f"{share:.1%}", agreement["classifier"]))
-    widths = [max(len(row[column]) for row in rows) for column in range(2)]
-    lines = [f"{row[0]:<{widths[0]}}  {row[1]:>{widths[1]}}  {row[2]}".rstrip() for row in rows]
-    sampler = ((result["manifest"] or {}).get("settings") or {}).get("sampler")
-    if sampler:
-        lines.append("sampler: " + ", ".join(_said(sampler)))
-    if errors := result.get("selftest"):
-        lines.append(f"self-test passed: largest error {max(errors.values()):.1e}")
-    lines += [f"warning: {warning}" for warning in result["warnings"]]
-    return "\n".join(lines + [f"note: {note}" for note in result["notes"]])
+    return rows + _class_rows(result) + _neighbour_rows(result)
 
 
-def _metric_rows(result: dict) -> list[tuple[str, str, str]]:
+def metric_rows(result: dict) -> list[Row]:
     """A row per value; those without a reference say nothing of one."""
     rows = []
     for metric in METRICS.values():
@@ -65,7 +75,7 @@ def _metric_rows(result: dict) -> list[tuple[str, str, str]]:
     return rows
 
 
-def _uncertainty_rows(result: dict) -> list[tuple[str, str, str]]:
+def _uncertainty_rows(result: dict) -> list[Row]:
     found, rows = result.get("uncertainty", {}), []
     if interval := found.get("interval"):
         value = f"{interval['low']:.4f} to {interval['high']:.4f}"
@@ -78,12 +88,28 @@ def _uncertainty_rows(result: dict) -> list[tuple[str, str, str]]:
     return rows
 
 
-def _said(settings: dict, prefix: str = "") -> list[str]:
+def _class_rows(result: dict) -> list[Row]:
+    found = result.get("classes", {})
+    if "scores" not in found:
+        return []
+    said = f"{found['beyond_noise']} of {len(found['scores'])}"
+    return [(f"classes beyond {BEYOND} x noise", said, found["reference"])]
+
+
+def _neighbour_rows(result: dict) -> list[Row]:
+    found = result.get("neighbours")
+    if not found:
+        return []
+    name = f"samples nearer than {found['percentile']:g}% of real images"
+    return [(name, f"{found['closer']:.1%}", found["training"])]
+
+
+def spelled(settings: dict, prefix: str = "") -> list[str]:
     """`name value` of all settings that are set, those of groups as `guidance.scale 1.5`."""
     said = []
     for key, value in settings.items():
         if isinstance(value, dict):
-            said += _said(value, f"{prefix}{key}.")
+            said += spelled(value, f"{prefix}{key}.")
         elif value is not None:
             said.append(f"{prefix}{key} {value}")
     return said
@@ -108,3 +134,19 @@ def json_path(options: MetricsConfig) -> Path:
     if not folder and out.resolve() == manifest_path(options.samples).resolve():
         raise UserError(f"--out {out} is the samples' manifest; choose another name")
     return out
+
+
+def page_path(options: MetricsConfig, json: Path) -> Path | None:
+    """Where the page goes: as asked; or report.html beside metrics.json, NAME.report.html beside
+    NAME.metrics.json, NAME.html beside any other NAME.json. None: none is wanted."""
+    if not options.report.write:
+        return None
+    if options.report.out:
+        out = Path(options.report.out)
+        if out.suffix != ".html":
+            raise UserError(f"--report.out {out} must end in .html")
+        return out
+    stem = json.stem
+    if stem == "metrics" or stem.endswith(".metrics"):
+        stem = stem.removesuffix("metrics") + "report"
+    return json.with_name(f"{stem}.html")

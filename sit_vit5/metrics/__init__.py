@@ -5,12 +5,14 @@ batches of them. `METRICS` names every metric; `Accumulator` computes them in a 
 """
 
 from sit_vit5.metrics.accumulator import Accumulator, describe
+from sit_vit5.metrics.class_distance import ClassDistances, class_distances
 from sit_vit5.metrics.extractors import EXTRACTORS, Extractor, build_extractor
 from sit_vit5.metrics.features import extract_features, extract_statistics
 from sit_vit5.metrics.frechet import frechet_distance, frechet_distance_of
 from sit_vit5.metrics.inception_score import inception_score
 from sit_vit5.metrics.kid import kernel_distance
 from sit_vit5.metrics.metric import Described, Metric
+from sit_vit5.metrics.neighbours import Closeness, Nearest, closeness
 from sit_vit5.metrics.precision_recall import precision_recall
 from sit_vit5.metrics.registry import METRICS
 from sit_vit5.metrics.statistics import Gaussian, Statistics
@@ -23,13 +25,18 @@ __all__ = [
     "EXTRACTORS",
     "METRICS",
     "Accumulator",
+    "ClassDistances",
+    "Closeness",
     "Described",
     "Extractor",
     "Gaussian",
     "Metric",
+    "Nearest",
     "Statistics",
     "bootstrap_frechet_distance",
     "build_extractor",
+    "class_distances",
+    "closeness",
     "describe",
     "extract_features",
     "extract_statistics",

@@ -110,11 +110,16 @@ def _kernel_sums(
     sums = torch.zeros(in_x.shape[1], dtype=torch.float64, device=x.device)
     for start in range(0, len(x), BLOCK):
         rows = slice(start, start + BLOCK)
-        kernel = (x[rows] @ y.T / x.shape[1] + 1) ** 3
+        values = kernel(x[rows], y)
         if others_only:
-            kernel.diagonal(start).zero_()
-        sums += ((kernel @ in_y) * in_x[rows]).sum(0)
+            values.diagonal(start).zero_()
+        sums += ((values @ in_y) * in_x[rows]).sum(0)
     return sums
+
+
+def kernel(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    """(x.y / D + 1)^3 of all pairs of rows, (n, m)."""
+    return (x @ y.T / x.shape[1] + 1) ** 3
 
 
 def _standard_error(values: np.ndarray, *, size: int, count: int) -> float | None:

@@ -16,6 +16,7 @@ import yaml
 from sit_vit5.cli import flatten, to_dict
 from sit_vit5.config import TrainConfig
 from sit_vit5.files import write_text
+from sit_vit5.page import definitions
 from sit_vit5.presets import backbone
 from sit_vit5.run_folder import PAGE_FILE
 from sit_vit5.training.curves import Point, curve, shown
@@ -90,9 +91,7 @@ def _numbers(
         "time outside steps": f"{outside:.1%}" if outside is not None else None,
         "steps skipped": str(last["skipped_steps"]) if last.get("skipped_steps") else None,
     }
-    return "\n".join(
-        f"<div><dt>{title}</dt><dd>{value}</dd></div>" for title, value in numbers.items() if value
-    )
+    return definitions({title: value for title, value in numbers.items() if value})
 
 
 def _outside_share(rows: Sequence[dict], events: Sequence[dict]) -> float | None:
@@ -114,7 +113,7 @@ def _outside_share(rows: Sequence[dict], events: Sequence[dict]) -> float | None
 def _facts(events: Sequence[dict]) -> str:
     """What the last session said of model, data, batch and precision."""
     facts = {event["kind"]: event["text"] for event in events if event["kind"] in FACTS}
-    return "\n".join(f"<div><dt>{k}</dt><dd>{escape(v)}</dd></div>" for k, v in facts.items())
+    return definitions(facts)
 
 
 def _curves(rows: Sequence[dict], events: Sequence[dict]) -> str:

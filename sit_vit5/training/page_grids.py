@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import io
 from functools import lru_cache
 from html import escape
@@ -11,6 +10,7 @@ from urllib.parse import quote
 
 from PIL import Image
 
+from sit_vit5.page import data_url
 from sit_vit5.run_folder import SAMPLES
 
 EMBEDDED = 4
@@ -54,4 +54,4 @@ def _data(path: Path, changed: int) -> str:
         stream, kind = io.BytesIO(), "jpeg"
         small.save(stream, format="jpeg", quality=85)
         content = stream.getvalue()
-    return f"data:image/{kind};base64,{base64.b64encode(content).decode()}"
+    return data_url(content, kind)

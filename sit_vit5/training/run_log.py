@@ -132,7 +132,7 @@ class RunLog:
             )
         if skipped_steps > self._skipped:
             new = skipped_steps - self._skipped
-            self.event("skipped", f"{new} steps, their gradient was not finite")
+            self.event("skipped", f"{new} steps, their gradient was not finite or too large")
             self._skipped = skipped_steps
         eta = timedelta(seconds=round(seconds_per_step * (self.steps - step)))
         shown_loss = "not finite" if loss is None else f"{loss:.4f}"

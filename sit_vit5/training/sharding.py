@@ -1,52 +1,59 @@
 """FSDP2: the processes share one model, each keeps a part of every weight, moment and average.
 
 A part is torch's DTensor; elsewhere tensors are plain, and these functions give them back as they
-are. So what follows a step (clipping, averages, checkpoints) is written once for both.
+are. So what follows a step (clipping, averages, checkpoints) is written once for both. What torch
+has for it is imported where a model is cut: that takes a second, and most runs need none of it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
+from typing import TYPE_CHECKING
 
 import torch
 from accelerate import Accelerator
-from torch import Tensor
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import FSDPModule, fully_shard
-from torch.distributed.tensor import DTensor, distribute_tensor
+from torch import Tensor, nn
 
 from sit_vit5.models.denoiser import Denoiser
+
+if TYPE_CHECKING:
+    from torch.distributed.fsdp import FSDPModule
 
 
 def shard(model: Denoiser, device: torch.device, processes: int) -> None:
     """Cuts the weights over the processes, in place; a block's are gathered while it works."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
     mesh = init_device_mesh(device.type, (processes,))
     for block in model.blocks:
         fully_shard(block, mesh=mesh)
     fully_shard(model, mesh=mesh)
 
 
-def is_sharded(model: Denoiser) -> bool:
-    """Whether `shard` has cut it."""
-    return isinstance(model, FSDPModule)
+def is_sharded(model: nn.Module) -> bool:
+    """Whether `shard` has cut it: then it is an FSDPModule too."""
+    return hasattr(model, "set_requires_gradient_sync")
 
 
 def local(tensor: Tensor) -> Tensor:
     """This process's part; it shares the memory."""
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+    return tensor.to_local() if _is_part(tensor) else tensor
 
 
 def whole(tensor: Tensor) -> Tensor:
     """All parts together. Every process must ask."""
-    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+    return tensor.full_tensor() if _is_part(tensor) else tensor
 
 
 def cut_like(tensor: Tensor, part: Tensor) -> Tensor:
     """The part of a whole tensor that belongs to this process, on the device of `part`."""
     tensor = tensor.to(part.device)
-    if not isinstance(part, DTensor):
+    if not _is_part(part):
         return tensor
+    from torch.distributed.tensor import distribute_tensor
+
     # Every process has read the whole tensor: nothing need be sent.
     return distribute_tensor(tensor, part.device_mesh, part.placements, src_data_rank=None)
 
@@ -56,11 +63,14 @@ def cut_all(tensors: dict[str, Tensor], parts: dict[str, Tensor]) -> dict[str, T
     return {name: cut_like(tensor, parts[name]) for name, tensor in tensors.items()}
 
 
-def gradients_stay(
-    accelerator: Accelerator, wrapped: torch.nn.Module
-) -> AbstractContextManager[None]:
+def _is_part(tensor: Tensor) -> bool:
+    """Whether it is a DTensor, which alone has this method."""
+    return hasattr(tensor, "full_tensor")
+
+
+def gradients_stay(accelerator: Accelerator, wrapped: nn.Module) -> AbstractContextManager[None]:
     """A backward pass whose gradients are not averaged over the processes yet."""
-    return _unsynced(wrapped) if isinstance(wrapped, FSDPModule) else accelerator.no_sync(wrapped)
+    return _unsynced(wrapped) if is_sharded(wrapped) else accelerator.no_sync(wrapped)
 
 
 @contextmanager
@@ -101,8 +111,3 @@ class Staging:
                 like.shape, dtype=like.dtype, pin_memory=like.device.type == "cuda"
             )
         return self._buffers[key]
-
-
-def locals_of(tensors: Iterable[Tensor]) -> list[Tensor]:
-    """This process's parts."""
-    return [local(tensor) for tensor in tensors]

@@ -177,3 +177,17 @@ def test_hidden_files_do_not_tell_the_source(tmp_path):
     for name in ("._train.tar", ".a.parquet"):
         (tmp_path / name).write_bytes(b"")
     assert detect(tmp_path) == "folder"
+
+
+def test_the_digits_are_scikit_learns_whether_its_file_is_found_or_not(monkeypatch):
+    from sklearn.datasets import load_digits
+
+    from sit_vit5.data import digits
+
+    scans = load_digits()
+    for found in (True, False):
+        if not found:
+            monkeypatch.setattr(digits.Path, "is_file", lambda path: False)
+        images, labels = digits.read_scans()
+        assert (images == scans.images).all() and (labels == scans.target).all()
+        assert labels.dtype == scans.target.dtype  # part of the data's hash

@@ -229,10 +229,12 @@ def test_the_command_on_two_processes_says_what_one_process_says(command, tmp_pa
     samples, out = npz(tmp_path / "s.npz", TRAIN[:103]), tmp_path / "two.json"
     finished = command(
         "evaluate/metrics.py", samples, "--reference", "digits:held-out", "--features", "pixels",
-        "--batch-size", 10, "--out", out, processes=2,
+        "--neighbours", "digits:train", "--batch-size", 10, "--out", out, processes=2,
     )  # fmt: skip
     assert finished.stdout.splitlines()[-1] == str(out) and finished.stdout.count("Recall") == 1
-    alone, shared = evaluate(options(samples, batch_size=10)), json.loads(out.read_text())
+    alone = evaluate(options(samples, batch_size=10, neighbours="digits:train"))
+    shared = json.loads(out.read_text())
+    assert shared["neighbours"] == alone["neighbours"] and shared["neighbours"]["copies"] == 103
     keys = [key for metric in METRICS.values() for key in metric.names if key in alone]
     assert len(keys) == 4 and {key: shared[key] for key in keys} == {
         key: alone[key] for key in keys

@@ -1,0 +1,169 @@
+"""Real images beside the reference: of classes, and those that a model was trained on."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from sit_vit5.arrays import members
+from sit_vit5.config import RealDataConfig, RealImagesConfig
+from sit_vit5.data import Source
+from sit_vit5.data.digits import Digits
+from sit_vit5.data.image_source import number_classes
+from sit_vit5.data.images import BadImage
+from sit_vit5.data.visits import visits
+from sit_vit5.errors import UserError
+from sit_vit5.evaluation.compared import Source as Reference
+from sit_vit5.evaluation.image_files import FolderSet
+from sit_vit5.evaluation.inputs import BUILT_IN, FILES, archive_of, check_same_size, open_image_set
+from sit_vit5.evaluation.real_images import image_shape, open_source
+from sit_vit5.metrics.image_sets import IMAGES_KEY, ImageSet, runs
+from sit_vit5.metrics.reference_file import POOL_KEYS, ReferenceFile, read_reference
+
+_WITHOUT_CLASSES = re.compile(r"[,;] [^,;]*--real\.unconditional True\)?")
+
+
+@dataclass(frozen=True)
+class RealSet:
+    """labels: (N,), None if not known; class_names: of the labels, () if they are mere numbers."""
+
+    images: ImageSet
+    labels: np.ndarray | None = None
+    class_names: tuple[str, ...] = ()
+
+
+class LoadedSet(ImageSet):
+    """Images of a training data set, cropped as training crops them, decoded ahead by workers.
+
+    chosen: numbers of those images in the data set.
+    """
+
+    def __init__(self, name: str, source: Source, options: RealImagesConfig, chosen: Sequence[int]):
+        super().__init__(name, len(chosen), image_shape(source))
+        self.source, self.options, self.chosen = source, options, chosen
+
+    def images(self, indices: Sequence[int]) -> np.ndarray:
+        try:
+            return np.stack([self.source.load(int(self.chosen[n]))[0] for n in indices])
+        except BadImage as error:
+            raise _unreadable(str(error)) from None
+
+    def batches(self, size: int, start: int = 0, stop: int | None = None) -> Iterator[np.ndarray]:
+        numbers = [[int(self.chosen[n]) for n in run] for run in runs(size, start, self._end(stop))]
+        for visit in visits(self.source, numbers, workers=self.options.workers):
+            if visit.bad:
+                raise _unreadable(min(visit.bad.values()))
+            yield visit.pixels
+
+
+def _unreadable(reason: str) -> UserError:
+    return UserError(f"{reason}; write the file again or remove it")
+
+
+class ChosenSet(ImageSet):
+    """Some of the images of another set."""
+
+    def __init__(self, whole: ImageSet, chosen: Sequence[int]):
+        super().__init__(whole.name, len(chosen), whole.shape)
+        self.whole, self.chosen = whole, np.asarray(chosen)
+
+    def images(self, indices: Sequence[int]) -> np.ndarray:
+        return self.whole.images(self.chosen[np.asarray(indices, np.intp)])
+
+
+def choose_images(whole: ImageSet, chosen: Sequence[int]) -> ImageSet:
+    """Those images of a set, in this order."""
+    if isinstance(whole, LoadedSet):
+        numbers = np.asarray(whole.chosen)[np.asarray(chosen, np.intp)]
+        return LoadedSet(whole.name, whole.source, whole.options, numbers)
+    return ChosenSet(whole, chosen)
+
+
+def open_real(text: str, options: RealDataConfig, samples: ImageSet, *, labelled: bool) -> RealSet:
+    """A built-in set, a reference, a set of images, or a data set by training's loader.
+
+    labelled: whether labels are needed. Refuses images of another size than the samples'.
+    """
+    found = _open(text, options, samples, labelled=labelled)
+    check_same_size(found.images, samples, what="images")
+    if labelled and found.labels is None:
+        raise UserError(f"{text} has no class labels; give a data set or a reference that has")
+    return found
+
+
+def _open(text: str, options: RealDataConfig, samples: ImageSet, *, labelled: bool) -> RealSet:
+    if text in BUILT_IN:
+        return _of_digits(open_image_set(text))
+    path = archive_of(text)
+    if path.suffix.lower() in FILES or path != Path(text):
+        return RealSet(open_image_set(text))
+    if path.suffix.lower() == ".npz" and path.is_file() and set(POOL_KEYS) <= set(members(path)):
+        return _of_file(read_reference(path))
+    return _of_data(text, options, samples, labelled=labelled)
+
+
+def _of_digits(images: ImageSet) -> RealSet:
+    digits = Digits(BUILT_IN[images.name])
+    return RealSet(images, digits.labels, digits.class_names)
+
+
+def _of_file(file: ReferenceFile) -> RealSet:
+    if file.images is None:
+        raise UserError(f"{file.path} holds statistics only, no {IMAGES_KEY}; give the images")
+    return RealSet(file.images, file.labels, tuple(file.facts.get("class_names", ())))
+
+
+def _of_data(text: str, options: RealDataConfig, samples: ImageSet, *, labelled: bool) -> RealSet:
+    """Through training's loader, whose crop is square."""
+    height, width, _ = samples.shape
+    if height != width:
+        raise UserError(f"{text} is cropped to squares, the samples are {width}x{height}")
+    loader = RealImagesConfig(
+        source=options.source,
+        split=options.split,
+        image_column=options.image_column,
+        label_column=options.label_column,
+        workers=options.workers,
+        image_size=height,
+        unconditional=not labelled,
+    )
+    try:
+        source = open_source(loader, text, prefix="--real.")
+    except UserError as error:  # to do without classes is no way out here
+        raise UserError(_WITHOUT_CLASSES.sub("", str(error))) from None
+    images = LoadedSet(text, source, loader, range(len(source)))
+    if not source.class_names:
+        return RealSet(images)
+    return RealSet(images, source.labels, source.class_names)
+
+
+def labelled_reference(reference: Reference) -> RealSet | None:
+    """The reference's own images with their classes; None if it has no images or no labels."""
+    images = reference.images
+    if images is None:
+        return None
+    if images.name in BUILT_IN:
+        return _of_digits(images)
+    if reference.file is not None:
+        found = _of_file(reference.file)
+        return found if found.labels is not None else None
+    if isinstance(images, FolderSet) and images.folders > 1:
+        names = np.array([file.parent.name for file in images.files])
+        return RealSet(images, *number_classes(names, images.name))
+    return None
+
+
+def samples_numbers(real: RealSet, class_names: Sequence[str]) -> np.ndarray:
+    """Each real image's class as the samples number it, by its name; -1: they have no such class.
+
+    Without names on one side the numbers are taken to mean the same classes.
+    """
+    if not (real.class_names and class_names):
+        return real.labels
+    numbers = {name: number for number, name in enumerate(class_names)}
+    known = np.array([numbers.get(name, -1) for name in real.class_names])
+    return known[real.labels]
