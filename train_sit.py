@@ -1,7 +1,5 @@
 """Trains a flow-matching model: `python train_sit.py --config configs/digits.yaml`."""
 
-from datetime import timedelta
-
 from sit_vit5.cli import parse_train, run
 
 
@@ -23,8 +21,8 @@ def main(argv: list[str]) -> int:
     if config.evaluation.every:
         from sit_vit5.online_evaluation import OnlineEvaluation
 
-        patience = timedelta(minutes=config.watchdog.patience)
-        evaluation = OnlineEvaluation(config, source, codec, join_processes(patience))
+        processes = join_processes(minutes=config.watchdog.patience)
+        evaluation = OnlineEvaluation(config, source, codec, processes)
     trainer = Trainer(
         config,
         source,

@@ -67,8 +67,7 @@ class Trainer:
     ):
         check_launcher(config.precision)
         check_trackers(config.trackers)
-        patience = timedelta(minutes=config.watchdog.patience)
-        self.processes = join_processes(patience)
+        self.processes = join_processes(minutes=config.watchdog.patience)
         set_training_precision(config.precision, self.processes.device)
         self.config, self.source, self.codec = config, source, codec
         self.preview, self.evaluation = preview, evaluation
@@ -81,6 +80,7 @@ class Trainer:
         shard_ourselves()
         self.accelerator = Accelerator(mixed_precision="no", cpu=no_accelerator())
         self.device, self.is_main = self.accelerator.device, self.accelerator.is_main_process
+        patience = timedelta(minutes=config.watchdog.patience)
         self.words = Words(self.accelerator.num_processes, patience)
         self.plan = BatchPlan(
             config.batch_size,
