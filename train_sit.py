@@ -21,7 +21,8 @@ def main(argv: list[str]) -> int:
     if config.evaluation.every:
         from sit_vit5.online_evaluation import OnlineEvaluation
 
-        evaluation = OnlineEvaluation(config, source, codec, join_processes())
+        processes = join_processes(minutes=config.watchdog.patience)
+        evaluation = OnlineEvaluation(config, source, codec, processes)
     trainer = Trainer(
         config,
         source,

@@ -190,7 +190,8 @@ def prune_checkpoints(run: Path, config: CheckpointConfig, *, up_to: int) -> Non
     """
     steps = {step: folder for step, folder in checkpoint_steps(run).items() if step <= up_to}
     for step, folder in list(steps.items())[: -config.keep] if config.keep else []:
-        if is_milestone(step, config):
+        # One that holds averages alone was a milestone before a resume changed the interval.
+        if is_milestone(step, config) or not (folder / OPTIMIZER_FILE).exists():
             for file in (OPTIMIZER_FILE, MODEL_FILE):
                 (folder / file).unlink(missing_ok=True)
         else:

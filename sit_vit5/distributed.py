@@ -71,14 +71,18 @@ COLLECTIVE_TIMEOUT = timedelta(hours=1)
 ROLL_CALL = timedelta(seconds=10)
 
 
-def join_processes() -> Processes:
-    """Joins the launcher's processes, or runs alone: `python` works as well as a launcher."""
+def join_processes(*, minutes: float | None = None) -> Processes:
+    """Joins the launcher's processes, or runs alone: `python` works as well as a launcher.
+
+    minutes: how long they wait for one another, None: an hour; the first call's word counts.
+    """
     # Imported here: accelerate and torch take seconds, and most users of this file need neither.
     from accelerate import PartialState
 
     check_plain_launcher()
+    patience = COLLECTIVE_TIMEOUT if minutes is None else timedelta(minutes=minutes)
     try:
-        state = PartialState(cpu=no_accelerator(), timeout=COLLECTIVE_TIMEOUT)
+        state = PartialState(cpu=no_accelerator(), timeout=patience)
     except ValueError as error:
         reason = " ".join(str(error).split())
         raise UserError(f"the launcher's variables are incomplete: {reason}") from None

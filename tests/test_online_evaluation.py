@@ -85,6 +85,16 @@ def test_a_failed_evaluation_is_said_and_the_run_goes_on(tmp_path, monkeypatch, 
     assert not (tmp_path / "run" / "evaluations.jsonl").exists()
 
 
+def test_metrics_that_fail_are_said_in_one_line_and_the_run_goes_on(tmp_path, monkeypatch, capsys):
+    def broken(*_: object) -> None:
+        raise RuntimeError("no room\nfor a product")
+
+    monkeypatch.setattr("sit_vit5.online_evaluation.Accumulator.compute", broken)
+    assert train(tmp_path) == 0
+    said = capsys.readouterr().out.splitlines()
+    assert "warning: no evaluation at step 6: no room for a product" in said
+
+
 def test_a_signal_breaks_an_evaluation_off(tmp_path, monkeypatch, capsys):
     from sit_vit5.sampling.generator import Generator
 

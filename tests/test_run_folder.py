@@ -17,6 +17,7 @@ def make(run: Path, *steps: int) -> None:
         folder = run / "checkpoints" / step_name(step)
         folder.mkdir(parents=True)
         (folder / "state.json").write_text("{}")
+        (folder / "optimizer.safetensors").touch()
 
 
 def test_checkpoints_are_kept_in_numeric_order(tmp_path):
@@ -27,6 +28,15 @@ def test_checkpoints_are_kept_in_numeric_order(tmp_path):
     prune_checkpoints(tmp_path, CheckpointConfig(keep=0), up_to=12_345_678)
     assert len(checkpoint_steps(tmp_path)) == 3
     assert len(list((tmp_path / "checkpoints").iterdir())) == 3
+
+
+def test_a_milestone_outlives_a_change_of_the_interval(tmp_path):
+    make(tmp_path, 10, 15, 20, 30)
+    prune_checkpoints(tmp_path, CheckpointConfig(keep=1, milestone_every=10), up_to=30)
+    assert list(checkpoint_steps(tmp_path)) == [10, 20, 30]
+    make(tmp_path, 45)
+    prune_checkpoints(tmp_path, CheckpointConfig(keep=1, milestone_every=15), up_to=45)
+    assert list(checkpoint_steps(tmp_path)) == [10, 20, 30, 45]
 
 
 def test_partial_checkpoints_are_neither_listed_nor_counted(tmp_path):

@@ -36,20 +36,16 @@ class Ema:
     def update(self, model: nn.Module, step: int) -> None:
         """Moves every average towards the weights after optimizer step `step` (from 0)."""
         weights = model.state_dict()
+        floats = [name for name, tensor in weights.items() if tensor.is_floating_point()]
+        moved = [local(weights[name]).float() for name in floats]
+        if self.config.device == "host":  # once for all averages: it is the step's costly part
+            moved = [tensor.cpu() for tensor in moved]
         for rule_name, average in self.averages.items():
             if weights.keys() != average.keys():
                 odd = sorted(weights.keys() ^ average.keys())[:3]
                 raise RuntimeError(f"averages and weights have different names: {odd}")
-            floats = [name for name in average if average[name].is_floating_point()]
             averaged = [local(average[name]) for name in floats]
-            torch._foreach_lerp_(
-                averaged,
-                [
-                    local(weights[name]).to(own.device, torch.float32)
-                    for name, own in zip(floats, averaged, strict=True)
-                ],
-                1 - self.rules[rule_name](step),
-            )
+            torch._foreach_lerp_(averaged, moved, 1 - self.rules[rule_name](step))
             for name in average.keys() - set(floats):
                 average[name].copy_(weights[name])
 

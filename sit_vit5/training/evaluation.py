@@ -35,18 +35,27 @@ def evaluate(
 ) -> dict[str, float]:
     """The metrics, on the first process; {} elsewhere. Every process must ask.
 
-    Raises a UserError on every process if any failed: an evaluation is not worth a run, so the
-    caller says it and goes on.
+    Raises a UserError on every process if any failed, on the first if the metrics did: an
+    evaluation is not worth a run, so the caller says it and goes on.
     """
     share, failure = None, ""
     try:
         share = evaluation.share(network, processes, stopped)
     except Exception as error:  # of any kind: out of memory, non-finite images
-        failure = str(error) or type(error).__name__
+        failure = _words_of(error)
     if words.largest(stopped()):
         raise UserError("broken off by a signal")
     failures = [word for word in gather([failure], processes) if word]
     if failures:
         raise UserError(failures[0])
     shares = gather([share], processes)
-    return evaluation.values(shares) if processes.is_main else {}
+    if not processes.is_main:
+        return {}
+    try:
+        return evaluation.values(shares)
+    except Exception as error:  # of any kind: too few images for a metric, no memory
+        raise UserError(_words_of(error)) from None
+
+
+def _words_of(error: Exception) -> str:
+    return " ".join(str(error).split()) or type(error).__name__

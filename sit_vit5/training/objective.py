@@ -15,6 +15,7 @@ from sit_vit5.distributed import BatchPlan
 from sit_vit5.flow.intervals import training_interval
 from sit_vit5.flow.loss import drop_labels, flow_loss
 from sit_vit5.flow.times import TIMES, shift_times
+from sit_vit5.training.transfer import send
 
 
 def training_times(u: Tensor, config: ObjectiveConfig) -> Tensor:
@@ -38,13 +39,13 @@ class Objective:
 
     def latents(self, batch: Batch, step: int, micro: int, device: torch.device) -> Tensor:
         """Latents of the micro-batch on the device; the codec's own noise is keyed like ours."""
-        images = batch.images.to(device, non_blocking=True)
+        images = send(batch.images, device)
         if self.source_kind == "moments":  # the loader drew the latents
             return images
         noise = None
         if self.codec.draws_noise:
             places = self.plan.indices(micro)
-            noise = posterior_noise(self.seed, self.latent_shape, step, places).to(device)
+            noise = send(posterior_noise(self.seed, self.latent_shape, step, places), device)
         return self.codec.encode(images, noise)
 
     def loss(
@@ -52,14 +53,14 @@ class Objective:
     ) -> Tensor:
         """Loss per sample, (b,), fp32."""
         device, places = latents.device, self.plan.indices(micro)
-        u = self._uniform("time", step)[places.start : places.stop].to(device)
+        u = send(self._uniform("time", step)[places.start : places.stop], device)
         config = self.config
         return flow_loss(
             model,
             latents,
-            noise=self._noise(step, micro).to(device),
+            noise=send(self._noise(step, micro), device),
             t=training_times(u, config),
-            labels=self._labels(labels, step, places).to(device),
+            labels=send(self._labels(labels, step, places), device),
             interpolant=config.interpolant,
             prediction=config.prediction,
             weights=config.weights,

@@ -79,7 +79,8 @@ def check_resume(
     if newest > resume.state.step and resume.folder.name != latest_name(run):
         raise UserError(
             f"{resume.folder} is not the newest checkpoint of its run ({step_name(newest)}); "
-            "resume the run folder, or branch off with --init-from"
+            "resume the run folder (if you did, another process trains it), or branch off with "
+            "--init-from"
         )
 
 

@@ -98,7 +98,8 @@ class Staging:
         for name, tensor in tensors.items():
             full = whole(tensor.detach())
             if self.keep:
-                copies[name] = self._buffer(f"{group}/{name}", full).copy_(full, non_blocking=True)
+                buffer = self._buffer(f"{group}/{name}", full)
+                copies[name] = buffer.copy_(full, non_blocking=full.is_cuda)
         if self.keep and torch.cuda.is_available():
             torch.cuda.synchronize()
         return copies

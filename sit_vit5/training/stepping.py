@@ -21,6 +21,7 @@ from sit_vit5.training.banner import check_first_latents
 from sit_vit5.training.learner import Learner
 from sit_vit5.training.objective import Objective
 from sit_vit5.training.sharding import gradients_stay
+from sit_vit5.training.transfer import Arriving
 from sit_vit5.training.watchdog import Watchdog
 
 
@@ -29,7 +30,7 @@ class Unsettled:
     """A step that the device may still be working on: its number, gradient norm and loss."""
 
     step: int
-    grad_norm: Tensor
+    grad_norm: Arriving
     loss: Tensor
 
 
@@ -85,7 +86,7 @@ class Stepping:
         loss = self._gradients(batches)
         self.settle()
         norm = self.learner.update(self.step, limit=self.watchdog.limit())
-        self._unsettled = Unsettled(self.step, norm, loss)
+        self._unsettled = Unsettled(self.step, Arriving(norm), loss)
         self.step += 1
         self.images_seen += self.config.batch_size
 

@@ -67,7 +67,7 @@ class Trainer:
     ):
         check_launcher(config.precision)
         check_trackers(config.trackers)
-        self.processes = join_processes()
+        self.processes = join_processes(minutes=config.watchdog.patience)
         set_training_precision(config.precision, self.processes.device)
         self.config, self.source, self.codec = config, source, codec
         self.preview, self.evaluation = preview, evaluation

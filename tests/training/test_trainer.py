@@ -484,3 +484,19 @@ def test_attention_and_recompute_are_written_down_and_change_only_rounding(tmp_p
     math.run()
     for name, tensor in final_tensors(tmp_path / "math").items():
         torch.testing.assert_close(tensor, plain[name], rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_the_host_never_waits_for_what_it_has_just_queued(tmp_path):
+    """On CUDA every copy that waits for the queued work is an error inside the block."""
+    run = trainer(config(tmp_path, "--steps", 4, "--accumulation", 2, "--compile", False))
+    batches = [next(run.loader.steps(step)) for step in range(4)]
+    run.steps.train(batches[0])  # tables are built and kernels loaded
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        for later in batches[1:]:
+            run.steps.train(later)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    run.steps.settle()
+    assert run.steps.watchdog.skipped == 0

@@ -210,13 +210,14 @@ from datetime import timedelta
 from sit_vit5.distributed import Words, join_processes
 from sit_vit5.errors import UserError
 
-processes = join_processes()
+processes = join_processes(minutes=0.05)
 words = Words(processes.count, timedelta(seconds=3), roll_call=timedelta(seconds=2))
 assert words.largest(processes.rank) == processes.count - 1
 if processes.rank == 1:
     time.sleep(12)
 try:
-    words.largest(0)
+    with words.kept_together():
+        processes.wait() if processes.rank == 2 else words.largest(0)
 except UserError as error:
     print(f"rank {processes.rank}: {error}", flush=True)
 """
@@ -233,6 +234,9 @@ def test_a_stuck_process_is_named_by_the_others(tmp_path):
     )  # fmt: skip
     (said,) = [line for line in shown.stdout.splitlines() if line.startswith("rank 0")]
     assert "no answer from rank 1; a process is stuck or dead" in said, shown.stdout
+    # Patience is also that of gradients, on their way through the other group.
+    (said,) = [line for line in shown.stdout.splitlines() if line.startswith("rank 2")]
+    assert "the processes have lost one another" in said
 
 
 def test_the_watchdogs_state_is_plain_json(tmp_path):
