@@ -145,13 +145,19 @@ class Learner:
         """The weights in training, `raw`, or an average, by its name; cut, if the model is."""
         return self.model.state_dict() if name == "raw" else self.ema.averages[name]
 
-    def copy(self, name: str) -> Denoiser:
-        """A network of its own with these weights. Where the model is cut, all must ask."""
-        copy = self._network()
-        copy.load_state_dict(
-            {key: sharding.whole(tensor) for key, tensor in self.weights(name).items()}
-        )
-        return copy.eval().requires_grad_(False)
+    @torch.no_grad()
+    def copy(self, name: str, *, keep: bool = True) -> Denoiser | None:
+        """A network of its own with these weights; None if this process keeps none.
+
+        Where the model is cut, all must ask: tensor by tensor its parts come together.
+        """
+        copy = self._network() if keep else None
+        own = copy.state_dict() if keep else {}
+        for key, tensor in self.weights(name).items():
+            full = sharding.whole(tensor)
+            if keep:
+                own[key].copy_(full)
+        return copy.eval().requires_grad_(False) if keep else None
 
     def tensors(self) -> dict[str, dict[str, Tensor]]:
         """What a checkpoint holds, by the name of its file: cut, if the model is."""

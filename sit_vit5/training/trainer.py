@@ -41,7 +41,7 @@ from sit_vit5.training.objective import Objective
 from sit_vit5.training.optimizer import learning_rate
 from sit_vit5.training.run_log import RunLog, report_bad_images
 from sit_vit5.training.saver import Saver
-from sit_vit5.training.sharding import is_sharded, shard
+from sit_vit5.training.sharding import shard
 from sit_vit5.training.stepping import Stepping
 from sit_vit5.training.trackers import check_trackers
 
@@ -312,12 +312,12 @@ class Trainer:
 
     def _draw(self, preview: bool) -> None:
         """The loss curve, and the preview grid if asked, on the main process."""
-        networks = {}
-        if preview and (self.is_main or is_sharded(self.learner.model)):
-            networks = {
-                name.replace("ema_", "EMA ").replace("_", " "): self.learner.copy(name)
-                for name in ("raw", *self.config.ema.names)
-            }
+        networks = {
+            name.replace("ema_", "EMA ").replace("_", " "): self.learner.copy(
+                name, keep=self.is_main
+            )
+            for name in (("raw", *self.config.ema.names) if preview else ())
+        }
         if self.is_main:
             path = self.run_folder / SAMPLES / f"{step_name(self.step)}.png"
             try:
