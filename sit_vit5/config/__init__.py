@@ -121,22 +121,13 @@ from sit_vit5.config.training import (
     EmaConfig as EmaConfig,
 )
 from sit_vit5.config.training import (
-    EvaluationConfig as EvaluationConfig,
-)
-from sit_vit5.config.training import (
     ObjectiveConfig as ObjectiveConfig,
 )
 from sit_vit5.config.training import (
     OptimizerConfig as OptimizerConfig,
 )
 from sit_vit5.config.training import (
-    PreviewConfig as PreviewConfig,
-)
-from sit_vit5.config.training import (
     TrainConfig as TrainConfig,
-)
-from sit_vit5.config.training import (
-    WatchdogConfig as WatchdogConfig,
 )
 from sit_vit5.config.training import (
     check_train as check_train,
@@ -146,4 +137,13 @@ from sit_vit5.config.training import (
 )
 from sit_vit5.config.training import (
     width_name as width_name,
+)
+from sit_vit5.config.watching import (
+    EvaluationConfig as EvaluationConfig,
+)
+from sit_vit5.config.watching import (
+    PreviewConfig as PreviewConfig,
+)
+from sit_vit5.config.watching import (
+    WatchdogConfig as WatchdogConfig,
 )

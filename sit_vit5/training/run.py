@@ -127,6 +127,16 @@ def open_codec(config: CodecConfig, source: Source | LatentCache) -> Codec | Rec
     return recorded
 
 
+def latent_shape(
+    config: TrainConfig, source: Source, codec: Codec | RecordedCodec
+) -> tuple[int, int, int]:
+    """(c, h, w) that the network sees. Refuses images whose latents do not split into patches."""
+    if source.kind == "moments":
+        return source.item_shape
+    check_image_size(config.data.image_size, codec.factor, config.backbone.patch_size)
+    return codec.latent_shape(source.item_shape)
+
+
 def check_image_size(size: int, factor: int, patch_size: int) -> None:
     """Refuses a size whose latents do not split into patches; names the nearest that do."""
     multiple = factor * patch_size

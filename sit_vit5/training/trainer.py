@@ -97,11 +97,7 @@ class Trainer:
             workers=config.data.workers,
             posterior=codec if source.kind == "moments" else None,
         )
-        if source.kind == "moments":
-            self.latent_shape = source.item_shape
-        else:
-            runs.check_image_size(config.data.image_size, codec.factor, config.backbone.patch_size)
-            self.latent_shape = codec.latent_shape(source.item_shape)
+        self.latent_shape = runs.latent_shape(config, source, codec)
         self._build(resume)
 
     def run(self) -> int:
