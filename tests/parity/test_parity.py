@@ -18,7 +18,8 @@ def test_golden(golden_file: Path, checks_of, record_property) -> None:
     failures, compared = [], 0
     for check in checks_of(facts, tensors, golden_file.parent):
         name = f"{facts['fixture']}: {check.name}"
-        record_property("parity", (name, check.error, check.tolerance))
+        # Plain numbers: pytest-xdist cannot send NumPy's from one process to another.
+        record_property("parity", (name, float(check.error), float(check.tolerance)))
         compared += 1
         if not check.error <= check.tolerance:  # also catches NaN
             failures.append(f"{name}: error {check.error:.3e} > tolerance {check.tolerance:.3e}")
