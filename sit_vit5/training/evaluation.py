@@ -27,7 +27,7 @@ class Evaluation(Protocol):
 
 def evaluate(
     evaluation: Evaluation,
-    network: Denoiser,
+    copy: Callable[[], Denoiser],
     processes: Processes,
     words: Words,
     *,
@@ -35,12 +35,14 @@ def evaluate(
 ) -> dict[str, float]:
     """The metrics, on the first process; {} elsewhere. Every process must ask.
 
+    copy: makes the network, for which there may be no memory.
+
     Raises a UserError on every process if any failed, on the first if the metrics did: an
     evaluation is not worth a run, so the caller says it and goes on.
     """
     share, failure = None, ""
     try:
-        share = evaluation.share(network, processes, stopped)
+        share = evaluation.share(copy(), processes, stopped)
     except Exception as error:  # of any kind: out of memory, non-finite images
         failure = _words_of(error)
     if words.largest(stopped()):

@@ -293,11 +293,10 @@ class Trainer:
     def _evaluate(self) -> None:
         """Metrics of samples of one average, into the log."""
         name = self.config.ema.full_name(self.config.evaluation.weights)
-        network = self.learner.copy(name)
         started = time.perf_counter()
         try:
             values = evaluate(
-                self.evaluation, network, self.processes, self.words,
+                self.evaluation, lambda: self.learner.copy(name), self.processes, self.words,
                 stopped=lambda: self.interrupt.signal > 0,
             )  # fmt: skip
         except UserError as error:
@@ -308,21 +307,22 @@ class Trainer:
 
     def _draw(self, preview: bool) -> None:
         """The loss curve, and the preview grid if asked, on the main process."""
-        networks = {
-            name.replace("ema_", "EMA ").replace("_", " "): self.learner.copy(
-                name, keep=self.is_main
-            )
-            for name in (("raw", *self.config.ema.names) if preview else ())
-        }
-        if self.is_main:
-            path = self.run_folder / SAMPLES / f"{step_name(self.step)}.png"
-            try:
+        path = self.run_folder / SAMPLES / f"{step_name(self.step)}.png"
+        try:
+            networks = {
+                name.replace("ema_", "EMA ").replace("_", " "): self.learner.copy(
+                    name, keep=self.is_main
+                )
+                for name in (("raw", *self.config.ema.names) if preview else ())
+            }
+            if self.is_main:
                 self.log.draw_loss()
                 if preview:
                     path.parent.mkdir(exist_ok=True)
                     self.preview(networks, path)
-            except Exception as error:  # of any kind: out of memory, a full disk, NaN images
-                self._say(f"warning: no picture at step {self.step}: {error}")
+        except Exception as error:  # of any kind: out of memory, a full disk, NaN images
+            self._say(f"warning: no picture at step {self.step}: {error}")
+        if self.is_main:
             self.log.show(path)
         for decay in self.learner.ema.young(self.step) if preview else []:
             self._say(f"note: the average {decay} still holds initial weights; judge it later")
