@@ -221,14 +221,17 @@ class RunLog:
 
         Returns the number of skipped steps in the last row.
         """
-        for path, keys in (
-            (self.run / EVALUATIONS_FILE, EVALUATION_KEYS),
-            (self.path, METRICS_KEYS),
-        ):
-            kept = [row for row in _read(path, keys) if row["step"] <= step]
-            if path.is_file():
-                write_text(path, "".join(json.dumps(row) + "\n" for row in kept))
+        _drop_rows_after(self.run / EVALUATIONS_FILE, EVALUATION_KEYS, step)
+        kept = _drop_rows_after(self.path, METRICS_KEYS, step)
         return kept[-1].get("skipped_steps", 0) if kept else 0
+
+
+def _drop_rows_after(path: Path, keys: set[str], step: int) -> list[dict]:
+    """Takes the rows of later steps out of a file of JSON lines; those that stay."""
+    kept = [row for row in _read(path, keys) if row["step"] <= step]
+    if path.is_file():
+        write_text(path, "".join(json.dumps(row) + "\n" for row in kept))
+    return kept
 
 
 def _read(path: Path, keys: set[str]) -> list[dict]:
