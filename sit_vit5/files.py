@@ -10,10 +10,13 @@ import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TypeVar
 
 from filelock import FileLock, Timeout
 
 from sit_vit5.errors import UserError
+
+Value = TypeVar("Value")
 
 
 def sync(path: Path) -> None:
@@ -43,15 +46,48 @@ def write_json(path: Path, value: dict) -> None:
     write_text(path, text + "\n")
 
 
-def read_json(path: Path) -> dict:
-    """The JSON object in a file of ours."""
+def read_json(path: Path, kind: type[Value] = dict, *, remedy: str = "") -> Value:
+    """The JSON value of a file, checked against a type.
+
+    kind: dict, or a dataclass whose annotations are enforced strictly: no number for a text, no 1.0
+    for an integer, ranges by `Annotated[int, Ge(1)]`. Unknown keys are ignored.
+    remedy: what to do if the file is damaged, such as "use another checkpoint of the run".
+    """
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
+        text = path.read_text(encoding="utf-8")
     except (OSError, ValueError) as error:
-        raise UserError(f"{path} cannot be read: {error}") from None
-    if not isinstance(value, dict):
-        raise UserError(f"{path} holds no JSON object")
-    return value
+        reason = "it is not UTF-8 text" if isinstance(error, ValueError) else error.strerror
+        raise UserError(_damaged(path, reason, remedy)) from None
+    return parse_json(text, kind, source=path, remedy=remedy)
+
+
+def parse_json(text: str, kind: type[Value] = dict, *, source: object, remedy: str = "") -> Value:
+    """JSON text checked as by `read_json`. source: where it was found, for the error."""
+    from pydantic import TypeAdapter, ValidationError
+
+    try:
+        # Twice, since pydantic takes NaN and Infinity, which are not JSON.
+        json.loads(text, parse_constant=_refuse_constant)
+        return TypeAdapter(kind).validate_json(text, strict=True)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        where = ".".join(map(str, first["loc"]))
+        reason = ": ".join(filter(None, [where, first["msg"]]))
+    except (ValueError, RecursionError) as error:
+        reason = str(error)
+    raise UserError(_damaged(source, reason, remedy))
+
+
+def _refuse_constant(name: str) -> None:
+    raise ValueError(f"{name} is not a JSON number")
+
+
+def _damaged(source: object, reason: str, remedy: str) -> str:
+    """The message for a file that cannot be used; a damaged file must not flood the terminal."""
+    reason = " ".join(reason.split())
+    if len(reason) > 200:
+        reason = f"{reason[:200]}..."
+    return f"{source} cannot be read: {reason}" + (f"; {remedy}" if remedy else "")
 
 
 def file_hash(path: Path) -> str:
