@@ -18,7 +18,6 @@ from sit_vit5.flow.predictions import Flow
 from sit_vit5.metrics.accumulator import Accumulator, State
 from sit_vit5.metrics.image_sets import ArraySet
 from sit_vit5.models.denoiser import Denoiser
-from sit_vit5.precision import tf32_off
 from sit_vit5.progress import progress_bar
 from sit_vit5.sampling.generator import Generator, Settings, choose_labels
 from sit_vit5.sampling.guidance import Guidance, guidance_scale_or_default
@@ -82,7 +81,7 @@ class OnlineEvaluation:
         bar = progress_bar(
             options.num_samples, unit="image", title="evaluation", shown=processes.is_main
         )
-        with tf32_off(), bar:  # a run may train in TF32; no sampling command draws in it
+        with bar:
             for start in starts[processes.rank :: processes.count]:
                 if stopped():
                     break

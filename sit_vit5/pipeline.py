@@ -26,7 +26,7 @@ from sit_vit5.errors import UserError, choose
 from sit_vit5.flow.predictions import Flow
 from sit_vit5.models.denoiser import check_labels
 from sit_vit5.models.diffusers_model import ViT5SiT
-from sit_vit5.precision import tf32_off
+from sit_vit5.precision import set_precision, tf32_off
 from sit_vit5.sampling.generator import Generator, find_classes
 from sit_vit5.sampling.load import check_reference, resolve
 
@@ -153,7 +153,8 @@ class SiTPipeline(DiffusionPipeline):
         )  # fmt: skip
         labels = self._labels(class_labels, num_images)
         noise = None if latents is None else self._check_noise(latents, len(labels))
-        with tf32_off():
+        with tf32_off():  # as before afterwards
+            set_precision(precision, self.transformer.device)
             draw = self._generator(options, guidance_reference)
             decode = output_type != "latent"
             images = self._draw(draw, labels, noise, batch_size=batch_size, decode=decode)

@@ -47,8 +47,8 @@ def tf32_off() -> Iterator[None]:
             switch.allow_tf32 = allowed
 
 
-def set_training_precision(precision: str, device: torch.device) -> None:
-    """TF32 on for tf32 and off for everything else; refuses tf32 where there is none."""
+def set_precision(precision: str, device: torch.device) -> None:
+    """Switch TF32 on for tf32 and off for everything else; refuse tf32 where there is none."""
     if precision == "tf32" and device.type != "cuda":
         raise UserError(f"precision tf32 is CUDA's, the device is {device}; use fp32 or bf16")
     set_tf32(precision == "tf32")

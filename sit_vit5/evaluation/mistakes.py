@@ -194,7 +194,9 @@ def sampling(evidence: Evidence) -> Iterator[Finding]:
     """Settings of demonstrations and of drafts (E10, E33)."""
     sampler = evidence.sampler
     if sampler.get("precision") == "bf16":
-        yield Finding("note", "sampled in bf16; final numbers are sampled with --precision fp32")
+        yield Finding(
+            "note", "sampled in bf16; final numbers are sampled with --precision tf32 or fp32"
+        )
     guidance = sampler.get("guidance")
     guidance = guidance if isinstance(guidance, dict) else {}
     scale, interval = guidance.get("scale"), guidance.get("interval")

@@ -171,7 +171,7 @@ def _facts(
         "batch_size": options.batch_size,
         "processes": processes.count,
         "device": str(processes.device),
-        "tf32": False,
+        "tf32": loaded.generator.settings.precision == "tf32",
         "seconds_of_last_session": round(seconds, 1),
         "images_made_by_main_process_in_last_session": made,
         "versions": {

@@ -18,7 +18,7 @@ from sit_vit5.config import (
 )
 from sit_vit5.errors import UserError
 from sit_vit5.flow.predictions import Flow
-from sit_vit5.precision import set_tf32
+from sit_vit5.precision import set_precision
 from sit_vit5.sampling.generator import Generator, Settings
 from sit_vit5.sampling.guidance import (
     Guidance,
@@ -53,7 +53,7 @@ def load(options: SamplerConfig, device: torch.device, *, default_scale: float =
 
     default_scale: of guidance, for a model that has a null label, where the options give none.
     """
-    set_tf32(False)
+    set_precision(options.precision, device)
     checkpoint = open_checkpoint(options.checkpoint)
     objective = checkpoint.config.objective
     settings = _resolve_for(checkpoint, options, default_scale=default_scale)

@@ -30,7 +30,7 @@ from sit_vit5.distributed import (
 from sit_vit5.errors import UserError
 from sit_vit5.files import lock
 from sit_vit5.models.denoiser import Denoiser
-from sit_vit5.precision import check_launcher, set_training_precision
+from sit_vit5.precision import check_launcher, set_precision
 from sit_vit5.run_folder import LATEST_FILE, PAGE_FILE, SAMPLES, step_name
 from sit_vit5.training import run as runs
 from sit_vit5.training.banner import NO_DECODER, banner
@@ -68,7 +68,7 @@ class Trainer:
         check_launcher(config.precision)
         check_trackers(config.trackers)
         self.processes = join_processes(minutes=config.watchdog.patience)
-        set_training_precision(config.precision, self.processes.device)
+        set_precision(config.precision, self.processes.device)
         self.config, self.source, self.codec = config, source, codec
         self.preview, self.evaluation = preview, evaluation
         self.run_folder = runs.run_folder(config, resume)
