@@ -12,6 +12,7 @@ def main(argv: list[str]) -> None:
         raise UserError(f"--out {options.out} must end in .png")
 
     from sit_vit5.distributed import join_processes
+    from sit_vit5.files import save_image
     from sit_vit5.sampling.generator import find_classes
     from sit_vit5.sampling.grid import sample_grid
     from sit_vit5.sampling.load import load
@@ -30,7 +31,7 @@ def main(argv: list[str]) -> None:
     )
     out = picture_path(options.out, loaded, name="grid")
     if processes.is_main:
-        grid.save(out)
+        save_image(out, grid)
         print(out)
 
 

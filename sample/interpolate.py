@@ -9,6 +9,7 @@ def main(argv: list[str]) -> None:
     options = parse(InterpolateConfig, argv)
 
     from sit_vit5.distributed import join_processes
+    from sit_vit5.files import save_image
     from sit_vit5.sampling import interpolation, pictures
     from sit_vit5.sampling.generator import find_classes
     from sit_vit5.sampling.load import load
@@ -37,7 +38,7 @@ def main(argv: list[str]) -> None:
     if pictures.moves(out):
         pictures.save_animation(out, interpolation.draw_interpolation_frames(*shown))
     else:
-        interpolation.draw_interpolation_strip(*shown).save(out)
+        save_image(out, interpolation.draw_interpolation_strip(*shown))
     print(out)
 
 

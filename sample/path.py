@@ -10,6 +10,7 @@ def main(argv: list[str]) -> None:
     options = parse(PathConfig, argv)
 
     from sit_vit5.distributed import join_processes
+    from sit_vit5.files import save_image
     from sit_vit5.sampling import pictures
     from sit_vit5.sampling.load import load
     from sit_vit5.sampling.path import denoising_path, draw_path_frames, draw_path_strip
@@ -31,7 +32,8 @@ def main(argv: list[str]) -> None:
     if pictures.moves(out):
         pictures.save_animation(out, draw_path_frames(path, names, title))
     else:
-        draw_path_strip(path, [n for n in names for _ in range(options.images)], title).save(out)
+        names = [name for name in names for _ in range(options.images)]
+        save_image(out, draw_path_strip(path, names, title))
     print(out)
 
 

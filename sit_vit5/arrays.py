@@ -18,8 +18,8 @@ from typing import BinaryIO
 import numpy as np
 from numpy.lib.format import open_memmap
 
-from sit_vit5.errors import UserError
-from sit_vit5.files import sync
+from sit_vit5.errors import UserError, brief
+from sit_vit5.files import replacing
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class StoredArray:
     @property
     def described(self) -> str:
         """For messages: `arr_0 of a.npz`, `a.npy`."""
-        return f"{_key(self.member)} of {self.path}" if self.member else str(self.path)
+        return f"{brief(_key(self.member), 80)} of {self.path}" if self.member else str(self.path)
 
     @property
     def nbytes(self) -> int:
@@ -95,12 +95,12 @@ def members(path: Path) -> dict[str, zipfile.ZipInfo]:
         with zipfile.ZipFile(path) as archive:
             return {_key(info.filename): info for info in archive.infolist()}
     except Exception as error:  # of a damaged directory: as in `_one_line`
-        raise UserError(f"{path} is not an npz file: {error}; write it again") from None
+        raise UserError(f"{path} is not an npz file: {brief(error)}; write it again") from None
 
 
 def find_member(path: Path, info: zipfile.ZipInfo) -> StoredArray:
     """An array of an npz; of `members`."""
-    with _one_line(f"{_key(info.filename)} of {path}"):
+    with _one_line(f"{brief(_key(info.filename), 80)} of {path}"):
         with zipfile.ZipFile(path) as archive, archive.open(info) as entry:
             shape, fortran, dtype = _read_header(entry)
             header = entry.tell()
@@ -125,18 +125,13 @@ def write_npz(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
 
     Maps are copied in pieces; nothing is compressed, so that a reader can seek.
     """
-    partial = path.with_name(path.name + ".partial")
     try:
-        with zipfile.ZipFile(partial, "w", zipfile.ZIP_STORED) as archive:
+        with replacing(path) as partial, zipfile.ZipFile(partial, "w") as archive:
             for key, array in arrays.items():
                 member = zipfile.ZipInfo(f"{key}.npy")  # dated 1980
                 with archive.open(member, "w", force_zip64=True) as entry:
                     np.lib.format.write_array(entry, array, allow_pickle=False)
-        sync(partial)
-        os.replace(partial, path)
-        sync(path.parent)
     except OSError as error:
-        partial.unlink(missing_ok=True)
         raise UserError(
             f"cannot write {path}: {error}; free disk space or choose another"
         ) from None
@@ -144,16 +139,14 @@ def write_npz(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
 
 def allocate_npy(path: Path, dtype: type, shape: tuple[int, ...]) -> None:
     """A zero-filled .npy whose blocks are on the disk: a map of a sparse file dies by SIGBUS."""
-    fresh = path.with_name(path.name + ".partial")
     try:
-        open_memmap(fresh, mode="w+", dtype=dtype, shape=shape).flush()
-        if hasattr(os, "posix_fallocate"):
-            with fresh.open("r+b") as file:
-                os.posix_fallocate(file.fileno(), 0, fresh.stat().st_size)
+        with replacing(path) as partial:
+            open_memmap(partial, mode="w+", dtype=dtype, shape=shape).flush()
+            if hasattr(os, "posix_fallocate"):
+                with partial.open("r+b") as file:
+                    os.posix_fallocate(file.fileno(), 0, partial.stat().st_size)
     except OSError as error:
-        fresh.unlink(missing_ok=True)
         raise UserError(f"no room for {path}: {error}; choose another --out") from None
-    os.replace(fresh, path)
 
 
 def _key(member: str) -> str:
@@ -191,7 +184,6 @@ def _one_line(what: str) -> Iterator[None]:
     except (UserError, PermissionError):
         raise
     except Exception as error:
-        reason = " ".join(str(error).split()) or type(error).__name__
         raise UserError(
-            f"{what} cannot be read: {reason}; the file is damaged, write it again"
+            f"{what} cannot be read: {brief(error)}; the file is damaged, write it again"
         ) from None

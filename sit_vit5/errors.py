@@ -10,6 +10,21 @@ class UserError(ValueError):
     """A mistake the user can mend. The message says what is wrong, what is allowed, what to do."""
 
 
+def brief(reason: object, length: int = 200) -> str:
+    """A reason or name for a message, in one line, cut: damaged files give megabytes."""
+    text = " ".join(str(reason).split())
+    if not text and isinstance(reason, Exception):
+        return type(reason).__name__
+    return text if len(text) <= length else f"{text[:length]}..."
+
+
+def listed(names: Iterable[str], *, most: int = 8) -> str:
+    """Names for a message: "a, b, c and 5 more"; "nothing" if there is none."""
+    names = [brief(name, 80) for name in names]
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return (", ".join(names[:most]) or "nothing") + more
+
+
 def nearest(name: str, options: Iterable[str], count: int = 3) -> str:
     """The options that look most like `name`, as text: "lr, eps"; all of a few if none is close."""
     options = list(options)

@@ -7,14 +7,19 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Iterator
+import stat
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from fnmatch import fnmatch
 from pathlib import Path
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from filelock import FileLock, Timeout
 
-from sit_vit5.errors import UserError
+from sit_vit5.errors import UserError, brief
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
 
 Value = TypeVar("Value")
 
@@ -30,13 +35,76 @@ def sync(path: Path) -> None:
         os.close(descriptor)
 
 
+def check_plain(path: Path) -> None:
+    """Refuses to write where a link, pipe, device or folder is; a file that is absent is fine.
+
+    Whoever opens a file of ours for writing asks first: bytes written through a link end up in
+    another file. A hard link is one too.
+    """
+    try:
+        found = path.lstat()
+    except FileNotFoundError:
+        return
+    if stat.S_ISLNK(found.st_mode):
+        kind = "a link to another file"
+    elif not stat.S_ISREG(found.st_mode):
+        kind = "a folder" if stat.S_ISDIR(found.st_mode) else "a pipe or another special file"
+    elif found.st_nlink > 1:
+        kind = "a hard link to another file"
+    else:
+        return
+    raise UserError(f"cannot write {path}: it is {kind}; remove it or choose another folder")
+
+
+@contextmanager
+def replacing(path: Path, *, durable: bool = True) -> Iterator[Path]:
+    """The name of a temporary file, which becomes `path` in one step if the block ends well.
+
+    A reader sees the old content or the new; on an error the old one stays. A link at `path` is
+    replaced, the file that it leads to is untouched. durable: on the disk when the block ends.
+    """
+    partial = path.with_name(path.name + ".partial")
+    if path.exists() and not path.is_file():
+        check_plain(path.resolve())
+    if partial.is_symlink() or (partial.exists() and not partial.is_file()):
+        check_plain(partial)
+    partial.unlink(missing_ok=True)  # left by a kill
+    try:
+        yield partial
+        if durable:
+            sync(partial)
+        os.replace(partial, path)
+    except BaseException:
+        partial.unlink(missing_ok=True)
+        raise
+    if durable:
+        sync(path.parent)
+
+
 def write_text(path: Path, text: str) -> None:
     """Replaces `path` by `text` in one step: a reader sees the old content or the new."""
-    partial = path.with_name(path.name + ".partial")
-    partial.write_text(text, encoding="utf-8")
-    sync(partial)
-    os.replace(partial, path)
-    sync(path.parent)
+    with replacing(path) as partial:
+        partial.write_text(text, encoding="utf-8")
+
+
+def save_image(path: Path, image: Image, **options: object) -> None:
+    """Replaces `path` by an image in one step, in the format of its extension."""
+    with replacing(path, durable=False) as partial:
+        image.save(partial, format=path.suffix[1:], **options)
+
+
+def remove_own(folder: Path, names: Iterable[str]) -> None:
+    """Removes the files with these names (or patterns), then the folder if nothing else is in it.
+
+    A link instead of the folder is left alone.
+    """
+    if folder.is_symlink() or not folder.is_dir():
+        return
+    for file in list(folder.iterdir()):
+        if any(fnmatch(file.name, name) for name in names) and not file.is_dir():
+            file.unlink(missing_ok=True)
+    if not any(folder.iterdir()):
+        folder.rmdir()
 
 
 def write_json(path: Path, value: dict) -> None:
@@ -83,11 +151,8 @@ def _refuse_constant(name: str) -> None:
 
 
 def _damaged(source: object, reason: str, remedy: str) -> str:
-    """The message for a file that cannot be used; a damaged file must not flood the terminal."""
-    reason = " ".join(reason.split())
-    if len(reason) > 200:
-        reason = f"{reason[:200]}..."
-    return f"{source} cannot be read: {reason}" + (f"; {remedy}" if remedy else "")
+    """The message for a file that cannot be used."""
+    return f"{source} cannot be read: {brief(reason)}" + (f"; {remedy}" if remedy else "")
 
 
 def file_hash(path: Path) -> str:
@@ -102,8 +167,17 @@ def file_hash(path: Path) -> str:
 def check_output(path: Path) -> None:
     """Makes the folder of a file to be written; says now, before hours of work, if it cannot be."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    if path.is_dir() or not os.access(path.parent, os.W_OK):
-        raise UserError(f"cannot write {path}: it is a folder, or its folder is read-only")
+    if path.exists() and not path.is_file():
+        check_plain(path.resolve())
+    if not os.access(path.parent, os.W_OK):
+        raise UserError(f"cannot write {path}: its folder is read-only; choose another")
+
+
+def check_apart(out: Path, data: str | None) -> None:
+    """Refuses to write into the data folder: what is written would replace data or become some."""
+    if data is not None and Path(data).is_dir():
+        if out.resolve().is_relative_to(Path(data).resolve()):
+            raise UserError(f"out {out} lies in the data folder {data}; choose a place beside it")
 
 
 def check_new_folder(target: Path) -> None:
@@ -133,6 +207,8 @@ def new_folder(target: Path) -> Iterator[Path]:
     check_new_folder(target)
     # A name that no user's folder has: one left by a kill is removed.
     partial = target.with_name(f".{target.name}.sit_vit5_partial")
+    if partial.is_symlink():
+        check_plain(partial)
     shutil.rmtree(partial, ignore_errors=True)
     try:
         yield partial
@@ -147,7 +223,11 @@ def new_folder(target: Path) -> Iterator[Path]:
 def lock(folder: Path, what: str) -> Iterator[None]:
     """Holds a folder while the context lasts, or says that another process has it."""
     folder.mkdir(parents=True, exist_ok=True)
-    held = FileLock(folder / ".lock")
+    file = folder / ".lock"
+    check_plain(file)
+    if file.exists() and file.stat().st_size:  # it would be emptied
+        raise UserError(f"{file} is not a lock of ours; choose another folder")
+    held = FileLock(file)
     try:
         held.acquire(timeout=0)
     except Timeout:

@@ -35,6 +35,7 @@ from sit_vit5.evaluation.real_images import (
 )
 from sit_vit5.evaluation.reconstruction_report import mean_of
 from sit_vit5.evaluation.report import metric_name
+from sit_vit5.files import save_image
 from sit_vit5.metrics.extractors import POOL, Extractor
 from sit_vit5.metrics.frechet import frechet_distance, self_test
 from sit_vit5.metrics.reference_file import POOL_KEYS
@@ -276,4 +277,4 @@ def draw(path: Path, shown: list[tuple[np.ndarray, np.ndarray]]) -> None:
     difference = np.abs(originals.astype(np.int64) - found) * AMPLIFIED
     images = [originals, found, np.minimum(difference, 255).astype(np.uint8)]
     rows = ["original", "reconstruction", f"difference x {AMPLIFIED}"]
-    draw_grid({"": np.concatenate(images)}, rows, len(originals)).save(path)
+    save_image(path, draw_grid({"": np.concatenate(images)}, rows, len(originals)))

@@ -7,7 +7,6 @@ Each is whole or absent, and none is ever removed.
 
 from __future__ import annotations
 
-import os
 import re
 from pathlib import Path
 
@@ -17,7 +16,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from sit_vit5.errors import UserError
-from sit_vit5.files import sync
+from sit_vit5.files import replacing
 from sit_vit5.models.state_dict import check_tensors
 from sit_vit5.power_average import Profile
 from sit_vit5.run_folder import SNAPSHOTS, step_name
@@ -35,11 +34,8 @@ def write_snapshots(run: Path, step: int, averages: dict[float, dict[str, Tensor
         folder.mkdir(exist_ok=True)
         for width, average in averages.items():
             path = folder / f"{step_name(step)}_width_{width}.safetensors"
-            partial = path.with_name(path.name + ".partial")
-            save_file({name: _stored(tensor) for name, tensor in average.items()}, partial)
-            sync(partial)
-            os.replace(partial, path)
-        sync(folder)
+            with replacing(path) as partial:
+                save_file({name: _stored(tensor) for name, tensor in average.items()}, partial)
     except (OSError, SafetensorError) as error:
         raise UserError(
             f"cannot write the snapshot of step {step} to {folder}: {error}; free disk space, then "

@@ -1,16 +1,29 @@
-"""Files of ours: JSON is checked against a type before it is used."""
+"""JSON is checked against a type where it is read; writers leave alone what is not theirs."""
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
+import numpy as np
 import pytest
 from annotated_types import Ge
+from PIL import Image
 
+from sit_vit5.arrays import allocate_npy, write_npz
 from sit_vit5.errors import UserError
-from sit_vit5.files import read_json
+from sit_vit5.files import (
+    check_output,
+    lock,
+    read_json,
+    remove_own,
+    replacing,
+    save_image,
+    write_json,
+    write_text,
+)
 
 
 @dataclass(frozen=True)
@@ -58,3 +71,79 @@ def test_read_json_refuses_damage_in_one_line(tmp_path, text, reason):
 def test_read_json_names_a_missing_file(tmp_path):
     with pytest.raises(UserError, match="No such file"):
         read_json(tmp_path / "absent.json")
+
+
+WRITERS = {
+    "text": lambda path: write_text(path, "new"),
+    "json": lambda path: write_json(path, {}),
+    "image": lambda path: save_image(path, Image.new("L", (2, 2))),
+    "npz": lambda path: write_npz(path, {"a": np.zeros(3)}),
+    "npy": lambda path: allocate_npy(path, np.uint8, (3,)),
+}
+
+
+@pytest.mark.parametrize("write", WRITERS.values(), ids=WRITERS)
+def test_writers_never_write_through_links(tmp_path, write):
+    mine, path = tmp_path / "mine", tmp_path / "out.png"
+    partial = tmp_path / "out.png.partial"
+    mine.write_text("mine")
+    partial.symlink_to(mine)
+    with pytest.raises(UserError, match=r"out.png.partial: it is a link to another file; remove"):
+        write(path)
+    assert partial.is_symlink() and not path.exists()
+    partial.unlink()
+    partial.hardlink_to(mine)  # a temporary name, so it is dropped
+    path.symlink_to(mine)
+    write(path)
+    assert not path.is_symlink() and path.stat().st_size and not partial.exists()
+    assert mine.read_text() == "mine"
+
+
+@pytest.mark.parametrize("name", ["out.png", "out.png.partial"])
+@pytest.mark.parametrize("make", [Path.mkdir, os.mkfifo])
+def test_writers_refuse_pipes_and_folders(tmp_path, name, make):
+    make(tmp_path / name)
+    for write in WRITERS.values():
+        with pytest.raises(UserError, match=f"{name}: it is a (pipe|folder)"):
+            write(tmp_path / "out.png")
+    assert [path.name for path in tmp_path.iterdir()] == [name]
+
+
+def test_replacing_keeps_the_old_file_on_an_error(tmp_path):
+    path = tmp_path / "out"
+    path.write_text("old")
+    with pytest.raises(KeyboardInterrupt), replacing(path) as partial:
+        partial.write_text("half")
+        raise KeyboardInterrupt
+    assert path.read_text() == "old" and len(list(tmp_path.iterdir())) == 1
+
+
+@pytest.mark.parametrize("path", ["/dev/null", "/dev"])
+def test_check_output_refuses_devices_and_folders(path):
+    with pytest.raises(UserError, match=f"cannot write {path}: it is a"):
+        check_output(Path(path))
+
+
+def test_remove_own_keeps_foreign_files(tmp_path):
+    folder, link = tmp_path / "parts", tmp_path / "link"
+    folder.mkdir()
+    link.symlink_to(folder)
+    for name in ("00000.npz", "kept.npy", "mine.txt"):
+        (folder / name).write_text("")
+    remove_own(link, ["*"])
+    assert len(list(folder.iterdir())) == 3
+    remove_own(folder, ["*.npz", "kept.npy"])
+    assert [file.name for file in folder.iterdir()] == ["mine.txt"]
+    remove_own(folder, ["mine.txt"])
+    assert not folder.exists()
+
+
+def test_lock_empties_no_file(tmp_path):
+    (tmp_path / "mine").write_text("mine")
+    (tmp_path / ".lock").symlink_to("mine")
+    for words in ("it is a link", "is not a lock of ours"):
+        with pytest.raises(UserError, match=words), lock(tmp_path, "run"):
+            pass
+        (tmp_path / ".lock").unlink()
+        (tmp_path / ".lock").write_text("mine")
+    assert (tmp_path / "mine").read_text() == (tmp_path / ".lock").read_text() == "mine"

@@ -15,13 +15,18 @@ from sit_vit5.data.latent_cache import (
     INDEX_FILE,
     LABELS_FILE,
     SCHEMA,
+    SETTINGS_FILE,
     Shard,
     shard_name,
     versions,
 )
 from sit_vit5.errors import UserError
-from sit_vit5.files import file_hash, read_json, sync, write_json
+from sit_vit5.files import check_plain, file_hash, read_json, replacing, sync, write_json
 
+# What encoding writes beside encoding.json, as patterns.
+BAD_IMAGES = "bad_images.txt"
+OWN_FILES = ("shard_*.bin", "shard_*.bin.partial", "shard_*.json", "shard_*.bad", LABELS_FILE)
+OWN_FILES += (INDEX_FILE, BAD_IMAGES)
 # Above this share of bad images the data set is broken, not flawed.
 MAX_BAD = 0.01
 _IMAGES_AT_ONCE = 256  # when sums are taken
@@ -73,6 +78,7 @@ class ShardWriter:
         found = read_json(self.bad_file) if self.bad_file.exists() else {}
         self.bad = {int(index): reason for index, reason in found.items()}
         self.done = 0
+        check_plain(self.partial)
         if self.partial.exists():
             self.done = self.partial.stat().st_size // layout.image_bytes
         good = [index for index in layout.indices(number) if index not in self.bad]
@@ -127,6 +133,18 @@ class ShardWriter:
         return {"sum": total.tolist(), "sum_of_squares": squares.tolist()}
 
 
+def check_folder(folder: Path) -> None:
+    """Refuses a folder that holds what the cache would overwrite, and no cache."""
+    if (folder / SETTINGS_FILE).exists():
+        return
+    for pattern in OWN_FILES:
+        if foreign := next(folder.glob(pattern), None):
+            raise UserError(
+                f"out {folder} holds {foreign.name} but no latent cache ({SETTINGS_FILE}); choose "
+                "another --out"
+            )
+
+
 def missing_shards(folder: Path, layout: Layout) -> list[int]:
     """Numbers of the shards that are not finished: a file of theirs is not there."""
     return [
@@ -165,9 +183,8 @@ def write_index(
     """
     facts = _facts(folder, layout)
     good = np.setdiff1d(np.arange(layout.count), list(bad))
-    with (folder / LABELS_FILE).open("wb") as file:
+    with replacing(folder / LABELS_FILE) as partial, partial.open("wb") as file:
         np.save(file, labels[good].astype(np.int64), allow_pickle=False)
-    sync(folder / LABELS_FILE)
     shards = [
         asdict(Shard(f"{shard_name(number)}.bin", fact["count"], fact["sha256"]))
         for number, fact in facts.items()

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from sit_vit5.cli import parse, run
 from sit_vit5.config import EncodeConfig
 from sit_vit5.errors import UserError, nearest_multiples
+from sit_vit5.files import check_apart
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
     from sit_vit5.data.visits import Visit
     from sit_vit5.distributed import Processes
 
-BAD_IMAGES = "bad_images.txt"
 NAMED = 3  # images in a message
 
 
@@ -81,13 +81,6 @@ def main(argv: list[str]) -> None:
     encode(Job(options, source, codec, plan_layout(options, source, codec)), join_processes())
 
 
-def check_apart(out: Path, data: str | None) -> None:
-    """Refuses to write into the folder that is read: a cache would be taken for a class."""
-    if data is not None and Path(data).is_dir():
-        if out.resolve().is_relative_to(Path(data).resolve()):
-            raise UserError(f"out {out} lies in the data folder {data}; choose a folder beside it")
-
-
 def plan_layout(options: EncodeConfig, source: Source, codec: Codec) -> Layout:
     """How the cache will lie on the disk; refuses images that the codec cannot halve."""
     from sit_vit5.data.cache_writer import Layout
@@ -111,7 +104,7 @@ def plan_layout(options: EncodeConfig, source: Source, codec: Codec) -> Layout:
 
 def encode(job: Job, processes: Processes) -> None:
     """Makes the missing images of the cache, each process its shards; then writes the index."""
-    from sit_vit5.data.cache_writer import missing_shards
+    from sit_vit5.data.cache_writer import check_folder, missing_shards
     from sit_vit5.data.latent_cache import INDEX_FILE, LatentCache
     from sit_vit5.distributed import one_word
     from sit_vit5.files import lock
@@ -119,6 +112,7 @@ def encode(job: Job, processes: Processes) -> None:
     with ExitStack() as held:
         with one_word(processes):
             if processes.is_main:
+                check_folder(job.folder)
                 held.enter_context(lock(job.folder, "encoding"))
                 prepare(job)
         if not (job.folder / INDEX_FILE).exists():
@@ -241,7 +235,7 @@ def described(job: Job, visit: Visit, rows: Sequence[int]) -> str:
 
 def finish(job: Job) -> None:
     """Writes the list of the images that were left out, then the index."""
-    from sit_vit5.data.cache_writer import left_out, write_index
+    from sit_vit5.data.cache_writer import BAD_IMAGES, left_out, write_index
     from sit_vit5.files import write_text
 
     bad = left_out(job.folder, job.layout)

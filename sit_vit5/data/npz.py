@@ -10,7 +10,7 @@ import numpy as np
 
 from sit_vit5.arrays import find_member, members
 from sit_vit5.data.image_source import ArrayImages, number_classes
-from sit_vit5.errors import UserError
+from sit_vit5.errors import UserError, listed
 
 # Names of the arrays, the first found counts.
 IMAGES, LABELS, CLASS_NAMES = ("images", "arr_0"), ("labels", "arr_1"), ("class_names",)
@@ -85,9 +85,7 @@ def member(path: Path, names: tuple[str, ...]) -> zipfile.ZipInfo:
         if name in there:
             return there[name]
     hint = ", or train without classes (--data.unconditional True)" if names == LABELS else ""
-    raise UserError(
-        f"{path} holds {', '.join(there) or 'nothing'}; expected {' or '.join(names)}{hint}"
-    )
+    raise UserError(f"{path} holds {listed(there)}; expected {' or '.join(names)}{hint}")
 
 
 def read_array(path: Path, info: zipfile.ZipInfo) -> np.ndarray:

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from sit_vit5.evaluation.attention_maps import BRANCHES, BranchGate, PatchMap
+from sit_vit5.files import replacing
 
 # Inches: the side of a map, and the width that a letter of the title may take.
 TILE, LETTER = 1.75, 0.09
@@ -48,7 +49,8 @@ def draw_maps(
             axis.spines[:].set_visible(False)
     for axis, name in zip(axes[0], [*pictures, *next(iter(rows.values()))], strict=True):
         axis.set_title(name, fontsize=10)
-    figure.savefig(path, format="png", dpi=110)
+    with replacing(path) as partial:
+        figure.savefig(partial, format="png", dpi=110)
 
 
 def draw_gates(
@@ -85,7 +87,8 @@ def draw_gates(
     axis.grid(alpha=0.3)
     axis.spines[["top", "right"]].set_visible(False)
     axis.legend(title="branch", frameon=False)
-    figure.savefig(path, format="png", dpi=110)
+    with replacing(path) as partial:
+        figure.savefig(partial, format="png", dpi=110)
 
 
 def gates_table(gates: Sequence[Mapping[str, BranchGate]], *, fraction: float) -> str:

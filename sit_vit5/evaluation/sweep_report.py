@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from sit_vit5.evaluation.report import metric_name
+from sit_vit5.files import replacing
 
 # Of the lines in the picture: colours by weights, line styles and markers by interval.
 COLORS = ("tab:blue", "tab:orange", "tab:green", "tab:red", "tab:purple", "tab:brown")
@@ -161,7 +162,8 @@ def draw(path: Path, results: Sequence[Result], labels: Labels, *, title: str) -
         markeredgecolor="black", linestyle="none", label=f"best: {best.distance:.4f}", zorder=3,
     )  # fmt: skip
     axes[0].legend(handles=[star], frameon=False, fontsize=9)
-    figure.savefig(path, format="png", dpi=110)
+    with replacing(path) as partial:
+        figure.savefig(partial, format="png", dpi=110)
 
 
 def _lines(axis, results: Sequence[Result], metric: str) -> None:

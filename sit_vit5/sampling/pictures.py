@@ -7,6 +7,7 @@ from pathlib import Path
 
 from PIL import Image
 
+from sit_vit5.files import save_image
 from sit_vit5.run_folder import SAMPLES, run_of, step_name
 from sit_vit5.sampling.generator import find_classes
 from sit_vit5.sampling.load import Loaded
@@ -57,7 +58,7 @@ def save_animation(path: Path, frames: Sequence[Image.Image]) -> None:
     for canvas, frame in zip(canvases, frames, strict=True):
         canvas.paste(frame)
     durations = [FRAME_MS] * (len(frames) - 1) + [LAST_FRAME_MS]
-    kind = {"lossless": True} if path.suffix.lower() == ".webp" else {}
-    canvases[0].save(
-        path, save_all=True, append_images=canvases[1:], duration=durations, loop=0, **kind
-    )
+    options = {"save_all": True, "append_images": canvases[1:], "duration": durations, "loop": 0}
+    if path.suffix.lower() == ".webp":
+        options["lossless"] = True
+    save_image(path, canvases[0], **options)

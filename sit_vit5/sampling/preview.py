@@ -8,6 +8,7 @@ from sit_vit5.codecs import Codec, build_codec, local_codec
 from sit_vit5.codecs.recorded import RecordedCodec
 from sit_vit5.config import TrainConfig
 from sit_vit5.errors import UserError
+from sit_vit5.files import save_image
 from sit_vit5.flow.predictions import Flow
 from sit_vit5.models.denoiser import Denoiser
 from sit_vit5.sampling.generator import Generator, Settings
@@ -68,4 +69,4 @@ class GridPreview:
             class_names=self.class_names,
             columns=self.config.columns,
         )
-        grid.save(path)
+        save_image(path, grid)

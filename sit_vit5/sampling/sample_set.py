@@ -8,7 +8,6 @@ FOLDER/samples.npz              arr_0, uint8 (N, H, W, C); the partial folder is
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import zipfile
 from collections.abc import Sequence
@@ -20,12 +19,22 @@ from PIL import Image
 
 from sit_vit5.arrays import allocate_npy
 from sit_vit5.errors import UserError
-from sit_vit5.files import check_same, check_space, file_hash, sync, write_json
+from sit_vit5.files import (
+    check_plain,
+    check_same,
+    check_space,
+    file_hash,
+    remove_own,
+    replacing,
+    save_image,
+    write_json,
+)
 from sit_vit5.progress import progress_bar
 from sit_vit5.run_folder import ARCHIVE, MANIFEST, PARTIAL
 
 IMAGES = "images.npy"
 COST = "cost.npy"
+PARTIAL_FILES = (IMAGES, COST, "*.npy.partial")
 
 
 class SampleSet:
@@ -48,7 +57,7 @@ class SampleSet:
         if manifest is not None and begun:
             check_same(self.folder, manifest["settings"], self.settings, what="samples made")
             if manifest["complete"] and (self.folder / ARCHIVE).is_file():
-                _remove(self.partial)  # a kill may have left it
+                remove_own(self.partial, PARTIAL_FILES)  # a kill may have left it
                 return True
         elif (self.folder / ARCHIVE).exists():
             raise UserError(
@@ -57,6 +66,8 @@ class SampleSet:
         if not self.partial.exists():  # else the blocks are taken already
             need = 2 * self.count * int(np.prod(self.shape))  # twice while the archive is packed
             check_space(self.folder, need, f"{self.count} images", use="choose another --out")
+        if self.partial.is_symlink():
+            check_plain(self.partial)
         self.partial.mkdir(parents=True, exist_ok=True)
         write_json(self.folder / MANIFEST, {"complete": False, "settings": self.settings})
         if not begun or not all((self.partial / name).is_file() for name in (IMAGES, COST)):
@@ -107,7 +118,7 @@ class SampleSet:
         }
         write_json(self.folder / MANIFEST, manifest)
         del self.images, self.cost
-        _remove(self.partial)
+        remove_own(self.partial, PARTIAL_FILES)
         return archive
 
     def _read_manifest(self) -> dict | None:
@@ -129,6 +140,7 @@ class SampleSet:
     def _map(self, name: str, shape: tuple[int, ...] | None = None) -> np.ndarray:
         """The memory map of a partial file, of the expected shape if one is given."""
         path = self.partial / name
+        check_plain(path)
         try:
             found = open_memmap(path, mode="r+")
         except (ValueError, EOFError) as error:
@@ -138,32 +150,18 @@ class SampleSet:
         return found
 
 
-def _remove(folder: Path) -> None:
-    """Removes a folder in one step for whoever looks at its name."""
-    doomed = folder.with_name(folder.name + ".removed")
-    shutil.rmtree(doomed, ignore_errors=True)
-    if folder.exists():
-        os.replace(folder, doomed)
-        shutil.rmtree(doomed, ignore_errors=True)
-
-
 def _pack(images: Path, archive: Path) -> None:
     """An .npy file as `arr_0` of an uncompressed npz, copied in pieces."""
-    partial = archive.with_name(archive.name + ".partial")
     arr_0 = zipfile.ZipInfo("arr_0.npy")  # dated 1980: the same images give the same file
     try:
-        with zipfile.ZipFile(partial, "w", zipfile.ZIP_STORED) as target:
+        with replacing(archive) as partial, zipfile.ZipFile(partial, "w") as target:
             with images.open("rb") as source, target.open(arr_0, "w", force_zip64=True) as entry:
                 shutil.copyfileobj(source, entry, length=1 << 24)
-        sync(partial)
     except OSError as error:
-        partial.unlink(missing_ok=True)
         raise UserError(
             f"cannot pack {archive}: {error}; all images are kept: free disk space and run the "
             "same command again"
         ) from None
-    os.replace(partial, archive)
-    sync(archive.parent)
 
 
 def write_pngs(folder: Path) -> None:
@@ -175,9 +173,6 @@ def write_pngs(folder: Path) -> None:
         for number, image in enumerate(pixels):
             path = place / f"{number:06d}.png"
             if not path.exists():
-                partial = path.with_suffix(".partial")  # a kill must not leave half a picture
-                Image.fromarray(image.squeeze(-1) if image.shape[-1] == 1 else image).save(
-                    partial, format="png"
-                )
-                os.replace(partial, path)
+                pixels = image.squeeze(-1) if image.shape[-1] == 1 else image
+                save_image(path, Image.fromarray(pixels))
             bar.update()

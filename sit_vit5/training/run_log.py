@@ -14,7 +14,8 @@ from pathlib import Path
 from tqdm import tqdm
 
 from sit_vit5.config import TrainConfig
-from sit_vit5.files import write_text
+from sit_vit5.errors import UserError
+from sit_vit5.files import check_plain, replacing, write_text
 from sit_vit5.run_folder import EVALUATIONS_FILE, EVENTS_FILE, METRICS_FILE, PAGE_FILE
 from sit_vit5.training.page import write_page
 from sit_vit5.training.trackers import Trackers
@@ -183,9 +184,8 @@ class RunLog:
         norm_axis.set(ylabel="gradient norm before clipping", yscale="log")
         lines = [*loss_axis.lines, *norm_axis.lines]
         loss_axis.legend(lines, ["loss", "gradient norm"], loc="upper right")
-        partial = self.run / (LOSS_PLOT + ".partial")
-        figure.savefig(partial, format="png", dpi=110)
-        partial.replace(self.run / LOSS_PLOT)
+        with replacing(self.run / LOSS_PLOT) as partial:
+            figure.savefig(partial, format="png", dpi=110)
 
     def close(self) -> None:
         """Closes the trackers, writes run.html for good and takes the bar off the screen."""
@@ -208,9 +208,10 @@ class RunLog:
 
     def _append(self, path: Path, row: dict) -> None:
         try:
+            check_plain(path)
             with path.open("a", encoding="utf-8") as file:
                 file.write(json.dumps(row) + "\n")
-        except OSError as error:  # a log is not worth a run (row K1)
+        except (OSError, UserError) as error:  # a log is not worth a run (row K1)
             self._print(f"warning: {path} not written: {error}")
 
     def _rows(self) -> list[dict]:
@@ -260,8 +261,9 @@ def report_bad_images(run: Path, bad: list[str]) -> list[str]:
     if not new:
         return []
     try:
+        check_plain(path)
         with path.open("a", encoding="utf-8") as file:
             file.write("".join(line + "\n" for line in new))
-    except OSError as error:
+    except (OSError, UserError) as error:
         return [f"warning: {path} not written: {error}"]
     return [f"warning: {len(known) + len(new)} bad images skipped so far, listed in {path}"]

@@ -119,9 +119,34 @@ def test_a_shard_made_again_keeps_nothing_of_the_lost_one(cache, image_folder, t
 
 def test_a_cache_in_the_data_folder_is_refused(image_folder, tmp_path):
     for out in (image_folder, image_folder / "cache", tmp_path / "x" / ".." / "data" / "c"):
-        with pytest.raises(UserError, match="lies in the data folder .* choose a folder beside it"):
+        with pytest.raises(UserError, match="lies in the data folder .* choose a place beside it"):
             encoding.main(["--data.path", str(image_folder), "--out", str(out)])
     assert {path.name for path in image_folder.iterdir()} == {"cat", "dog"}
+
+
+@pytest.mark.parametrize("name", ["labels.npy", "shard_00000.bin", "index.json", "shard_9.bad"])
+def test_encode_refuses_a_folder_of_foreign_files(tmp_path, image_folder, tiny_vae, name):
+    (tmp_path / "c").mkdir()
+    (tmp_path / "c" / name).write_text("mine")
+    with pytest.raises(UserError, match=f"holds {name} but no latent cache .* another --out"):
+        encoding.encode(job(tmp_path / "c", image_folder, tiny_vae), ALONE)
+    assert (tmp_path / "c" / name).read_text() == "mine"
+    assert [file.name for file in (tmp_path / "c").iterdir()] == [name]
+
+
+@pytest.mark.parametrize("link", [Path.symlink_to, Path.hardlink_to])
+@pytest.mark.parametrize("name", ["shard_00001.bin.partial", "labels.npy.partial"])
+def test_encode_writes_through_no_link(cache, image_folder, tiny_vae, tmp_path, name, link):
+    for file in ("index.json", "shard_00001.bin", "shard_00001.json", "labels.npy"):
+        (cache / file).unlink()
+    (tmp_path / "mine").write_text("mine")
+    link(cache / name, tmp_path / "mine")
+    if name == "labels.npy.partial" and link is Path.hardlink_to:
+        encoding.encode(job(cache, image_folder, tiny_vae), ALONE)  # a temporary name
+    else:
+        with pytest.raises(UserError, match=f"{name}: it is a (hard )?link"):
+            encoding.encode(job(cache, image_folder, tiny_vae), ALONE)
+    assert (tmp_path / "mine").read_text() == "mine"
 
 
 def test_a_cache_of_any_image_size_is_not_encoded_again(cache, tmp_path):

@@ -119,6 +119,14 @@ def test_an_unfinished_cache_and_a_bad_output_are_refused(inspect, cache, capsys
         main(["--data.path", str(cache), "--out", "picture.jpg"])
 
 
+def test_inspect_writes_no_image_of_the_data(image_folder):
+    image = image_folder / "cat" / "00.png"
+    before = image.read_bytes()
+    with pytest.raises(UserError, match="00.png lies in the data folder"):
+        main(["--data.path", str(image_folder), "--out", str(image)])
+    assert image.read_bytes() == before
+
+
 def test_inspect_refuses_what_training_refuses(inspect, image_folder):
     Image.new("RGB", (60000, 1)).save(image_folder / "dog" / "line.png")
     said = inspect("--data.path", image_folder, "--data.image-size", 256)

@@ -77,6 +77,20 @@ def test_an_array_shorter_than_its_header_says_is_not_read_beyond_its_end(tmp_pa
         Npz(tmp_path / "a.npz", 8)
 
 
+def test_messages_on_damaged_npz_files_are_short(tmp_path):
+    file = tmp_path / "a.npz"
+    np.savez(file, images=pixels(), labels=LABELS)
+    content = bytearray(file.read_bytes())
+    content[26:28] = b"\xff\xff"  # the length of the first name, in its local header
+    file.write_bytes(content)
+    with pytest.raises(UserError, match="images of .*; the file is damaged, write it again") as one:
+        Npz(file, 8)
+    np.savez(file, **{f"{number:03d}" + "x" * 1000: LABELS for number in range(500)})
+    with pytest.raises(UserError, match=r"holds 000x+\.\.\., .* and 492 more; expected") as many:
+        Npz(file, 8)
+    assert max(len(str(error.value)) for error in (one, many)) < 1200
+
+
 def test_class_names_of_bytes_are_refused(tmp_path):
     np.savez(tmp_path / "a.npz", images=pixels(), labels=LABELS, class_names=[b"cat", b"dog"])
     with pytest.raises(UserError, match=r"class names of .*a.npz are \|S3; expected texts"):

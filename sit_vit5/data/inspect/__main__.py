@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from sit_vit5.cli import parse, run
 from sit_vit5.config import DataConfig, InspectConfig
-from sit_vit5.files import check_output
+from sit_vit5.files import check_apart, check_output
 
 if TYPE_CHECKING:
     from sit_vit5.data import Source
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 def main(argv: list[str]) -> None:
     """Parse, look, draw; the last line is the picture's path, if there is one."""
     options = parse(InspectConfig, argv)
+    check_apart(Path(options.out), options.data.path)
     check_output(Path(options.out))
 
     from sit_vit5.data.inspect.cache import inspect_cache

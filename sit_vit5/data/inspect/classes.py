@@ -8,6 +8,7 @@ import numpy as np
 
 from sit_vit5.data import Source
 from sit_vit5.data.latent_cache import LatentCache
+from sit_vit5.files import save_image
 from sit_vit5.sampling.grid import draw_grid
 
 ROWS, COLUMNS = 8, 4  # of the picture
@@ -59,5 +60,5 @@ def picture_rows(source: Source | LatentCache) -> tuple[list[str], list[int]]:
 def draw(rows: list[str], images: np.ndarray, path: Path) -> None:
     """Writes the picture and prints its path. images: uint8 (n, H, W, C), COLUMNS per row."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    draw_grid({"": images}, rows, COLUMNS).save(path)
+    save_image(path, draw_grid({"": images}, rows, COLUMNS))
     print(path)
