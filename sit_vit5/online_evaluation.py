@@ -71,6 +71,7 @@ class OnlineEvaluation:
             ),
             ArraySet("this run's samples", np.zeros((1, *shape), np.uint8)),
             processes,
+            weights_option="--evaluation.feature-weights",
         )
 
     def share(self, network: Denoiser, processes: Processes, stopped: Callable[[], bool]) -> State:

@@ -141,7 +141,8 @@ def _begin(folder: Path, options: SweepConfig, loaded: Loaded) -> Reference:
     blank = array_set("the model's images", np.zeros((1, *shape), np.uint8))
     if options.agreement:
         check_agreement(options.agreement, blank, loaded.class_names)
-    reference = open_reference(_metrics_options(options, Path()), blank)
+    option = "--inception-weights"
+    reference = open_reference(_metrics_options(options, Path()), blank, weights_option=option)
     sampler = to_dict(loaded.generator.settings)
     del sampler["guidance"]
     settings = {
@@ -171,7 +172,7 @@ def _metrics_options(options: SweepConfig, place: Path) -> MetricsConfig:
         metrics=("fid",),
         features=options.features,
         agreement=options.agreement,
-        inception_weights=options.inception_weights,
+        weights=options.inception_weights,
         batch_size=options.batch_size,
         keep_features=False,
     )

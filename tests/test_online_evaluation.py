@@ -119,11 +119,16 @@ def test_a_signal_breaks_an_evaluation_off(tmp_path, monkeypatch, capsys):
         ({"reference": ["absent.npz"]}, "absent.npz"),
         ({"metrics": ["fod"]}, "nearest: fid"),
         ({"metrics": ["is"]}, "needs logits features"),
+        ({"features": ["inception"]}, "download .*--evaluation.feature-weights FILE"),
+        ({"feature-weights": ["x.pth"]}, "--evaluation.feature-weights has no use with features"),
         ({"weights": ["ema_0.5"]}, "none of this run: raw, ema, ema_0.99"),
         ({"every": [0]}, "need each other"),
     ],
 )
-def test_what_cannot_be_evaluated_is_refused_before_the_first_step(tmp_path, changed, message):
+def test_what_cannot_be_evaluated_is_refused_before_the_first_step(
+    tmp_path, monkeypatch, changed, message
+):
+    monkeypatch.setenv("TORCH_HOME", str(tmp_path / "no weights"))
     with pytest.raises(UserError, match=message):
         train(tmp_path, **changed)
     assert not (tmp_path / "run" / "latest").exists()

@@ -103,7 +103,7 @@ class SweepConfig(GenerateConfig):
     agreement: str | None = None
     """Labelled built-in set (digits): also the share of samples classified as asked."""
     inception_weights: str | None = None
-    """File of torch-fidelity's Inception weights, instead of its cache."""
+    """File of the features' network, Inception or another, instead of its library's cache."""
     out: str | None = None
     """Folder to write to; None: samples/sweep_STEP_N in the run folder."""
 

@@ -112,7 +112,7 @@ def _lacking_images(metric: Metric, count: int, what: str) -> str | None:
 def _lacking_output(metric: Metric, outputs: Sequence[str]) -> str | None:
     if metric.output in outputs:
         return None
-    return f"needs {metric.output} features; use --features inception"
+    return f"needs {metric.output} features; use the features inception"
 
 
 def _lacking_reference(metric: Metric, source: Source) -> str | None:

@@ -56,15 +56,23 @@ class Reference:
 
 
 def open_reference(
-    options: MetricsConfig, samples: ImageSet, processes: Processes | None = None
+    options: MetricsConfig,
+    samples: ImageSet,
+    processes: Processes | None = None,
+    *,
+    weights_option: str = "--weights",
 ) -> Reference:
-    """The reference that the options name, for sets of images of the samples' size."""
+    """The reference that the options name, for sets of images of the samples' size.
+
+    weights_option: the command's option for the file of the features' network, for errors.
+    """
     self_test()
     for name in options.metrics:
         choose("metric", name, METRICS)  # before the seconds that a network takes
     seconds: dict[str, float] = {}
     with timed(seconds, "extractor"):
-        extractor = build_extractor(options.features, options.weights or options.inception_weights)
+        weights = options.weights or options.inception_weights
+        extractor = build_extractor(options.features, weights, option=weights_option)
     with timed(seconds, "reference"):
         features = Pass(
             Observing(extractor), options.batch_size, _cache(options), processes or alone()

@@ -45,7 +45,7 @@ class Small:
 
 @pytest.fixture
 def small_inception(monkeypatch):
-    monkeypatch.setattr(module, "build_extractor", lambda name, weights: Small())
+    monkeypatch.setattr(module, "build_extractor", lambda name, weights, option: Small())
 
 
 def test_all_metrics_that_features_and_reference_allow_are_computed(tmp_path):
@@ -83,7 +83,7 @@ def test_chosen_metrics_are_the_only_ones(tmp_path):
     assert "Frechet" not in report(result)
     with pytest.raises(UserError, match="unknown metric 'precison'; nearest: precision_recall"):
         evaluate(options(samples, metrics=("precison",)))
-    with pytest.raises(UserError, match="metric sfid needs spatial features; use --features inc"):
+    with pytest.raises(UserError, match="metric sfid needs spatial features; use the features inc"):
         evaluate(options(samples, metrics=("sfid",)))
 
 

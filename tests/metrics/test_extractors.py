@@ -143,7 +143,9 @@ def test_missing_weights_say_how_to_get_them_and_nothing_is_downloaded(tmp_path,
     monkeypatch.setenv("TORCH_HOME", str(tmp_path))
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
     cases = [
-        (lambda: find_inception_weights(None), r"download https://.*--inception-weights FILE"),
+        (lambda: find_inception_weights(None), r"download https://.*--weights FILE"),
+        (lambda: build_extractor("inception", option="--own"), r"download https://.*--own FILE"),
+        (lambda: build_extractor("dinov2", option="--own"), r"hf download .*--own FILE"),
         (lambda: build_extractor("inception", "no.pth"), "no.pth do not exist"),
         (
             lambda: build_extractor("dinov2"),

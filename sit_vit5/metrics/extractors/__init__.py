@@ -30,10 +30,16 @@ EXTRACTORS: dict[str, Callable[..., Extractor]] = {
 }
 
 
-def build_extractor(name: str, weights: str | Path | None = None) -> Extractor:
-    """The extractor called `name`; weights: a local file instead of a library's cache."""
+def build_extractor(
+    name: str, weights: str | Path | None = None, *, option: str = "--weights"
+) -> Extractor:
+    """The extractor called `name`; weights: a local file instead of a library's cache.
+
+    option: the command's option for that file, which an error names.
+    """
     family, _, model = name.partition(":")
     build = choose("features", family, EXTRACTORS)
     if bool(model) != (family == "timm"):
         raise UserError(f"unknown features {name!r}; timm takes a model's name, such as timm:NAME")
-    return build(model, weights) if model else build(weights)
+    arguments = (model, weights) if model else (weights,)
+    return build(*arguments, option=option)

@@ -38,8 +38,8 @@ class Inception:
 
     outputs = (POOL, SPATIAL, LOGITS)
 
-    def __init__(self, weights: str | None = None):
-        path = find_inception_weights(weights)
+    def __init__(self, weights: str | None = None, *, option: str = "--weights"):
+        path = find_inception_weights(weights, option=option)
         # Imported here: torch-fidelity takes seconds, and pixels need none of it.
         from torch_fidelity.feature_extractor_inceptionv3 import FeatureExtractorInceptionV3
 
@@ -89,8 +89,11 @@ class Inception:
         return found
 
 
-def find_inception_weights(path: str | None) -> Path:
-    """The given file, or torch-fidelity's in torch's cache; never a download by surprise."""
+def find_inception_weights(path: str | None, *, option: str = "--weights") -> Path:
+    """The given file, or torch-fidelity's in torch's cache; never a download by surprise.
+
+    option: the command's option for the file.
+    """
     from torch_fidelity.feature_extractor_inceptionv3 import URL_INCEPTION_V3
 
     name = URL_INCEPTION_V3.rsplit("/", 1)[1]
@@ -98,6 +101,6 @@ def find_inception_weights(path: str | None) -> Path:
     if not found.is_file():
         raise UserError(
             f"Inception weights {found} do not exist; download {URL_INCEPTION_V3} to that place, "
-            "or give the file with --inception-weights FILE; for small images --features pixels"
+            f"or give the file with {option} FILE; for small images use the features pixels"
         )
     return found

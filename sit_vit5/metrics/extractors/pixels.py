@@ -17,9 +17,9 @@ class Pixels:
 
     outputs = (POOL,)
 
-    def __init__(self, weights: str | None = None):
+    def __init__(self, weights: str | None = None, *, option: str = "--weights"):
         if weights is not None:
-            raise UserError("--weights has no use with features pixels; drop it")
+            raise UserError(f"{option} has no use with features pixels; drop it")
         self.identity = {"features": "pixels"}
 
     def __call__(
@@ -30,6 +30,6 @@ class Pixels:
         if flat.shape[1] > MOST_PIXELS:
             raise UserError(
                 f"features pixels are for small images: {flat.shape[1]:,} numbers per image, at "
-                f"most {MOST_PIXELS:,}; use --features inception"
+                f"most {MOST_PIXELS:,}; use the features inception"
             )
         return {POOL: flat / 255.0}

@@ -34,8 +34,15 @@ class TimmModel:
 
     outputs = (POOL,)
 
-    def __init__(self, model: str, weights: str | None = None, *, side: int | None = None):
-        path = find_timm_weights(model, weights)
+    def __init__(
+        self,
+        model: str,
+        weights: str | None = None,
+        *,
+        option: str = "--weights",
+        side: int | None = None,
+    ):
+        path = find_timm_weights(model, weights, option=option)
         self.device = default_device()
         self.network = _load(model, path, side).to(self.device).eval()
         config = self.network.pretrained_cfg
@@ -71,13 +78,16 @@ class DINOv2(TimmModel):
     torch.hub. Their resizing and position tables differ in detail: compare values of one tool only.
     """
 
-    def __init__(self, weights: str | None = None):
-        super().__init__(DINOV2, weights, side=DINOV2_SIDE)
+    def __init__(self, weights: str | None = None, *, option: str = "--weights"):
+        super().__init__(DINOV2, weights, option=option, side=DINOV2_SIDE)
         self.identity = {"features": "dinov2", "model": DINOV2, **_without_name(self.identity)}
 
 
-def find_timm_weights(model: str, path: str | None) -> Path:
-    """The given file, or the model's in Hugging Face's cache; never a download by surprise."""
+def find_timm_weights(model: str, path: str | None, *, option: str = "--weights") -> Path:
+    """The given file, or the model's in Hugging Face's cache; never a download by surprise.
+
+    option: the command's option for the file.
+    """
     # Imported here: timm takes seconds.
     import timm
     from huggingface_hub import try_to_load_from_cache
@@ -91,14 +101,14 @@ def find_timm_weights(model: str, path: str | None) -> Path:
         return Path(path)
     config = timm.get_pretrained_cfg(model)
     if config is None or not config.hf_hub_id:
-        raise UserError(f"timm has no published weights of {model}; give a file by --weights FILE")
+        raise UserError(f"timm has no published weights of {model}; give a file by {option} FILE")
     hub, name = config.hf_hub_id, config.hf_hub_filename or "model.safetensors"
     found = try_to_load_from_cache(hub, name)
     if not isinstance(found, str):
         raise UserError(
             f"weights of {model} are not in Hugging Face's cache; run `hf download {hub} {name}`, "
             f"or download https://huggingface.co/{hub}/resolve/main/{name} and give it by "
-            "--weights FILE"
+            f"{option} FILE"
         )
     return Path(found)
 
