@@ -19,9 +19,8 @@ def main(argv: list[str]) -> None:
     check_output(out)
     result = measure(options, processes)
     if processes.is_main:
-        print(report(result))
         write_json(out, result)
-        print(out)
+        print(report(result), out, sep="\n")
 
 
 if __name__ == "__main__":

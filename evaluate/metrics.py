@@ -21,12 +21,10 @@ def main(argv: list[str]) -> None:
     processes = join_processes()
     evaluation = examine(options, processes=processes)
     if processes.is_main:
-        print(report(evaluation.result))
         write_json(out, evaluation.result)
         if page:
             write_page(page, evaluation, options=options.report, seed=options.seed)
-            print(page)
-        print(out)
+        print(report(evaluation.result), *filter(None, (page, out)), sep="\n")
 
 
 if __name__ == "__main__":

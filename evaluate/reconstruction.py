@@ -20,12 +20,10 @@ def main(argv: list[str]) -> None:
     check_output(table)
     result, shown = reconstruct(options, processes)
     if processes.is_main:
-        print(report(result))
         write_json(table, result)
-        print(table)
         if shown:  # else every one of them was a bad image
             draw(picture, shown)
-            print(picture)
+        print(report(result), table, *([picture] if shown else []), sep="\n")
 
 
 if __name__ == "__main__":

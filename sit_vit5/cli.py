@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import io
-import os
 import re
 import sys
 import time
@@ -26,6 +25,7 @@ from sit_vit5.config import TrainConfig
 from sit_vit5.distributed import launch_rank
 from sit_vit5.errors import UserError, nearest
 from sit_vit5.run_folder import CONFIG_FILE, find_checkpoint, run_of
+from sit_vit5.streams import close_streams, guard_streams, printable
 
 Config = TypeVar("Config")
 
@@ -49,6 +49,7 @@ class TrainCommand:
 
 def run(main: Callable[[list[str]], int | None]) -> None:
     """Runs a command: a user's or the system's error becomes one line and exit status 2."""
+    guard_streams()
     try:
         code = main(sys.argv[1:])
     except (UserError, OSError) as error:  # OSError: no permission, no space, no such file
@@ -56,12 +57,11 @@ def run(main: Callable[[list[str]], int | None]) -> None:
         code = 2
     except KeyboardInterrupt as interrupt:
         if launch_rank() == 0:
-            print(": ".join(["interrupted", *map(str, interrupt.args)]), file=sys.stderr)
+            message = ": ".join(["interrupted", *map(str, interrupt.args)])
+            print(printable(message), file=sys.stderr)
         code = 130
-    try:
-        sys.stdout.flush()
-    except BrokenPipeError:  # the reader, such as head, has gone
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    finally:
+        close_streams()
     sys.exit(code or 0)
 
 
@@ -69,7 +69,8 @@ def _print_error(error: Exception, rank: int) -> None:
     """One line for all ranks: the others wait, and the launcher ends them if rank 0 failed too."""
     if rank:
         time.sleep(OTHER_RANKS_WAIT)
-    print(f"error: {f'rank {rank}: ' if rank else ''}{error}", file=sys.stderr, flush=True)
+    message = printable(f"{f'rank {rank}: ' if rank else ''}{error}")
+    print(f"error: {message}", file=sys.stderr, flush=True)
 
 
 def parse(config_type: type[Config], argv: list[str]) -> Config:

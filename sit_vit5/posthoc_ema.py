@@ -6,7 +6,6 @@ power-function average of that width.
 
 from __future__ import annotations
 
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,6 +16,7 @@ from sit_vit5.errors import UserError
 from sit_vit5.files import check_new_folder
 from sit_vit5.power_average import Profile, combine
 from sit_vit5.run_folder import SNAPSHOTS, run_of
+from sit_vit5.streams import warn
 
 if TYPE_CHECKING:
     from sit_vit5.checkpoint import State
@@ -75,10 +75,9 @@ def report(width: float, step: int, count: int, residual: float) -> None:
     """Says how well the snapshots match the width, and warns where they do not."""
     print(f"width {width} at step {step}: profile matched to {residual:.2%} by {count} snapshots")
     if residual > POOR_MATCH:
-        print(
-            f"warning: {count} snapshots cannot represent width {width} (mismatch above "
-            f"{POOR_MATCH:.0%}); choose one nearer to the run's widths, or a later step",
-            file=sys.stderr,
+        warn(
+            f"{count} snapshots cannot represent width {width} (mismatch above {POOR_MATCH:.0%}); "
+            "choose one nearer to the run's widths, or a later step"
         )
 
 

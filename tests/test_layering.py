@@ -46,6 +46,7 @@ FLOORS = [
         "errors",
         "page",
         "progress",
+        "streams",
     },
 ]
 LIGHT = (

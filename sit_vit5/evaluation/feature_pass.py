@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import sys
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -19,6 +18,7 @@ from sit_vit5.metrics.features import extract_features, extract_statistics, feat
 from sit_vit5.metrics.image_sets import ImageSet
 from sit_vit5.metrics.metric import Described
 from sit_vit5.metrics.statistics import Statistics
+from sit_vit5.streams import warn
 
 # Above it only statistics are kept: features of more images would fill the memory.
 MOST_ROWS = 100_000
@@ -85,7 +85,7 @@ class Pass:
                 try:
                     cache.keep(identity, extractor, made)
                 except OSError as error:  # a full disk must not cost the hours of the pass
-                    print(f"warning: features of {title} are not kept: {error}", file=sys.stderr)
+                    warn(f"features of {title} are not kept: {error}")
             found |= made
         return found
 

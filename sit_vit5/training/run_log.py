@@ -7,7 +7,6 @@ import math
 import re
 import sys
 import time
-from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
 
@@ -72,9 +71,8 @@ class RunLog:
         self._append(self.run / EVENTS_FILE, row)
 
     def _print(self, text: str) -> None:
-        with suppress(BrokenPipeError):  # `| head` has gone; the run has not
-            tqdm.write(text, file=sys.stdout)
-            sys.stdout.flush()
+        tqdm.write(text, file=sys.stdout)
+        sys.stdout.flush()
 
     def step_done(self, seconds: float, waited: float) -> None:
         """Counts a training step, its duration without saving and drawing, and how much of it was
