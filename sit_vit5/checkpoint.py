@@ -17,8 +17,6 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from sit_vit5 import __version__
@@ -38,6 +36,7 @@ from sit_vit5.run_folder import (
     last_good_checkpoint,
     step_name,
 )
+from sit_vit5.tensors import read_tensors, write_tensors
 
 SCHEMA = 1
 MODEL_FILE = "model.safetensors"
@@ -156,7 +155,7 @@ def save_checkpoint(
         sync(target.parent)
         write_text(run / LATEST_FILE, f"{CHECKPOINTS}/{target.name}\n")
         shutil.rmtree(replaced, ignore_errors=True)
-    except (OSError, SafetensorError) as error:
+    except OSError as error:
         shutil.rmtree(partial, ignore_errors=True)
         (run / (LATEST_FILE + ".partial")).unlink(missing_ok=True)
         last = last_good_checkpoint(run)
@@ -235,8 +234,7 @@ def _write_folder(
     """A new folder with everything on the disk; the caller renames it."""
     folder.mkdir(parents=True)
     for name, tensors in files.items():
-        save_file({key: t.contiguous() for key, t in tensors.items()}, folder / name)
-        sync(folder / name)
+        write_tensors(folder / name, tensors)
     write_text(folder / CONFIG_FILE, dump_config(config))
     write_json(folder / STATE_FILE, asdict(state))
 
@@ -258,18 +256,7 @@ def _state(raw: dict) -> State:
     return State(**raw | {key: tuple(value) for key, value in tuples.items()})
 
 
-def _check_file(path: Path) -> None:
-    """Refuses a missing or truncated safetensors file; reads only its header."""
-    try:
-        with safe_open(path, framework="pt"):
-            pass
-    except (OSError, SafetensorError) as error:
-        raise UserError(
-            f"checkpoint file {path} is missing or truncated ({error}); "
-            "use another checkpoint of the run"
-        ) from None
-
-
 def _load(path: Path) -> dict[str, Tensor]:
-    _check_file(path)
-    return load_file(path, device="cpu")
+    """Weights or optimizer state, all of it in fp32."""
+    remedy = "use another checkpoint of the run"
+    return read_tensors(path, dtypes=(torch.float32,), remedy=remedy)

@@ -36,12 +36,14 @@ def main(argv: list[str]) -> None:
     check_new_folder(target)
 
     from sit_vit5.checkpoint import open_checkpoint
+    from sit_vit5.tensors import writing
 
     checkpoint = open_checkpoint(options.checkpoint)
     pipeline = build_pipeline(checkpoint, options)
     card = model_card(checkpoint, pipeline, options)
     with new_folder(target) as partial:
-        pipeline.save_pretrained(partial)
+        with writing():
+            pipeline.save_pretrained(partial)
         write_text(partial / CARD, card)
         write_text(partial / FINDER_FILE, FINDER)
         for path in partial.rglob("*"):

@@ -125,7 +125,7 @@ def read_json(path: Path, kind: type[Value] = dict, *, remedy: str = "") -> Valu
         text = path.read_text(encoding="utf-8")
     except (OSError, ValueError) as error:
         reason = "it is not UTF-8 text" if isinstance(error, ValueError) else error.strerror
-        raise UserError(_damaged(path, reason, remedy)) from None
+        raise UserError(damaged(path, reason, remedy)) from None
     return parse_json(text, kind, source=path, remedy=remedy)
 
 
@@ -143,14 +143,42 @@ def parse_json(text: str, kind: type[Value] = dict, *, source: object, remedy: s
         reason = ": ".join(filter(None, [where, first["msg"]]))
     except (ValueError, RecursionError) as error:
         reason = str(error)
-    raise UserError(_damaged(source, reason, remedy))
+    raise UserError(damaged(source, reason, remedy))
+
+
+def check_regular_file(path: Path, *, remedy: str = "") -> None:
+    """Refuses what opens without being the file that is meant, without reading it.
+
+    A pipe, which would wait forever; an empty file; and what downloads leave in a file's place: a
+    pointer of Git LFS (https://github.com/git-lfs/git-lfs/blob/main/docs/spec.md) or a web page.
+    """
+    try:
+        mode = path.stat().st_mode
+        if stat.S_ISREG(mode):
+            with path.open("rb") as file:
+                start = file.read(512).lstrip(b"\xef\xbb\xbf \t\r\n").lower()
+    except OSError as error:
+        raise UserError(damaged(path, error.strerror, remedy)) from None
+    reason = ""
+    if stat.S_ISFIFO(mode):
+        reason = "it is a pipe"
+    elif not stat.S_ISREG(mode):
+        reason = "it is a folder" if stat.S_ISDIR(mode) else "it is no regular file"
+    elif not path.stat().st_size:
+        reason = "it is empty"
+    elif start.startswith(b"version https://git-lfs"):
+        reason, remedy = "it is a pointer of Git LFS, not the file", "fetch it with git lfs pull"
+    elif start.startswith((b"<!doctype", b"<html", b"<head", b"<?xml")):
+        reason, remedy = "it is a web page, not the file", "download the file itself"
+    if reason:
+        raise UserError(damaged(path, reason, remedy))
 
 
 def _refuse_constant(name: str) -> None:
     raise ValueError(f"{name} is not a JSON number")
 
 
-def _damaged(source: object, reason: str, remedy: str) -> str:
+def damaged(source: object, reason: str, remedy: str) -> str:
     """The message for a file that cannot be used."""
     return f"{source} cannot be read: {brief(reason)}" + (f"; {remedy}" if remedy else "")
 
@@ -214,6 +242,12 @@ def new_folder(target: Path) -> Iterator[Path]:
         yield partial
         os.replace(partial, target)
         sync(target.parent)
+    except OSError as error:
+        shutil.rmtree(partial, ignore_errors=True)
+        reason = error.strerror or error
+        raise UserError(
+            f"cannot write {target}: {reason}; free disk space or choose another folder"
+        ) from None
     except BaseException:
         shutil.rmtree(partial, ignore_errors=True)
         raise

@@ -12,18 +12,20 @@ from pathlib import Path
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 
 from sit_vit5.errors import UserError
-from sit_vit5.files import replacing
+from sit_vit5.files import check_regular_file, damaged, replacing
 from sit_vit5.models.state_dict import check_tensors
 from sit_vit5.power_average import Profile
 from sit_vit5.run_folder import SNAPSHOTS, step_name
+from sit_vit5.tensors import check_values, write_tensors
 
 # Half of fp32's disk. Rounding puts averages made of snapshots 2e-4 (relative) off, bf16 1.5e-3;
 # widths 0.1 and 0.13 are 1.8e-2 apart (digits, one block, 16 snapshots of widths 0.05 and 0.1).
 DTYPE = torch.float16
+TYPES = (DTYPE, torch.float32)
+REMEDY = "remove it and run the command again"
 _FILE = re.compile(r"step_(\d+)_width_(0\.\d+|\d\.?\d*e-\d+)\.safetensors")
 
 
@@ -35,8 +37,8 @@ def write_snapshots(run: Path, step: int, averages: dict[float, dict[str, Tensor
         for width, average in averages.items():
             path = folder / f"{step_name(step)}_width_{width}.safetensors"
             with replacing(path) as partial:
-                save_file({name: _stored(tensor) for name, tensor in average.items()}, partial)
-    except (OSError, SafetensorError) as error:
+                write_tensors(partial, {name: _stored(t) for name, t in average.items()})
+    except OSError as error:
         raise UserError(
             f"cannot write the snapshot of step {step} to {folder}: {error}; free disk space, then "
             f"continue with --resume {run}"
@@ -53,7 +55,7 @@ def find_snapshots(run: Path) -> dict[Profile, Path]:
 
 
 def weighted_sum(parts: dict[Path, float], model: Path) -> dict[str, Tensor]:
-    """Sum of coefficient times snapshot, fp32; of tensors that are not floats, the last.
+    """Sum of coefficient times snapshot, fp32.
 
     model: safetensors file of the same network. Read one tensor at a time: beyond the sum itself,
     memory holds one tensor. Snapshots without weight are not read.
@@ -68,20 +70,22 @@ def weighted_sum(parts: dict[Path, float], model: Path) -> dict[str, Tensor]:
     for path, coefficient in parts.items():
         with safe_open(path, framework="pt") as file:
             for name in total:
-                tensor = file.get_tensor(name)
-                if tensor.is_floating_point():
-                    total[name].add_(tensor.float(), alpha=coefficient)
-                else:
-                    total[name] = tensor
-    return total
+                part = check_values(
+                    {name: file.get_tensor(name)}, path, dtypes=TYPES, remedy=REMEDY
+                )
+                total[name].add_(part[name].float(), alpha=coefficient)
+    return check_values(total, "the combination of snapshots", remedy="choose another --width")
 
 
 def _stored(tensor: Tensor) -> Tensor:
-    return (tensor.to(DTYPE) if tensor.is_floating_point() else tensor).contiguous()
+    """In half precision; in fp32 where a number is beyond its range."""
+    half = tensor.to(DTYPE)
+    return half if half.isfinite().all() else tensor.float()
 
 
 def _header(path: Path) -> dict[str, Tensor]:
     """Names and shapes in a safetensors file, as tensors without values."""
+    check_regular_file(path, remedy=REMEDY)
     try:
         with safe_open(path, framework="pt") as file:
             return {
@@ -89,6 +93,4 @@ def _header(path: Path) -> dict[str, Tensor]:
                 for name in file.keys()
             }
     except (OSError, SafetensorError) as error:
-        raise UserError(
-            f"{path} is missing or truncated ({error}); remove it and run the command again"
-        ) from None
+        raise UserError(damaged(path, str(error), REMEDY)) from None

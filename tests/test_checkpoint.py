@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 import torch
 from helpers import TINY
-from safetensors import SafetensorError
 
 from sit_vit5 import checkpoint as module
 from sit_vit5.checkpoint import State, open_checkpoint, save_checkpoint
@@ -86,27 +85,23 @@ def test_latest_names_the_newest_complete_checkpoint(tmp_path, config):
         assert open_checkpoint(tmp_path / "latest").state.step == step
 
 
-@pytest.mark.parametrize(
-    "error", [OSError(28, "No space left on device"), SafetensorError("I/O error: disk full")]
-)
 @pytest.mark.parametrize("failing", ["model", "optimizer", "config.yaml", "state.json", "latest"])
-def test_a_failed_save_leaves_the_previous_checkpoint(
-    tmp_path, config, monkeypatch, error, failing
-):
+def test_a_failed_save_leaves_the_previous_checkpoint(tmp_path, config, monkeypatch, failing):
+    error = OSError(28, "No space left on device")
     save(tmp_path, config, 1)
-    save_file, write_text = module.save_file, module.write_text
+    write_tensors, write_text = module.write_tensors, module.write_text
 
-    def failing_save_file(tensors, path):
+    def failing_write_tensors(path, tensors):
         if path.stem == failing:
             raise error
-        save_file(tensors, path)
+        write_tensors(path, tensors)
 
     def failing_write_text(path, text):
         if path.name == failing:
             raise error
         write_text(path, text)
 
-    monkeypatch.setattr(module, "save_file", failing_save_file)
+    monkeypatch.setattr(module, "write_tensors", failing_write_tensors)
     monkeypatch.setattr(module, "write_text", failing_write_text)
     monkeypatch.setattr("sit_vit5.files.write_text", failing_write_text)
     with pytest.raises(UserError, match=r"cannot save the checkpoint of step 2: .*--resume") as e:
@@ -146,7 +141,7 @@ def test_a_kill_at_any_point_of_a_second_save_leaves_a_complete_latest(
         with monkeypatch.context() as patch:
             patch.setattr(module.os, "replace", dying(os.replace, at))
             patch.setattr(module.shutil, "rmtree", dying(shell.rmtree, at))
-            patch.setattr(module, "save_file", dying(module.save_file, at))
+            patch.setattr(module, "write_tensors", dying(module.write_tensors, at))
             try:
                 save(run, config, 2)
                 module.prune_checkpoints(run, CheckpointConfig(keep=1), up_to=2)
@@ -198,7 +193,7 @@ def test_broken_checkpoints_are_refused_in_one_line(tmp_path, config):
         "names": (edit_state(class_names=[1, 2]), "class_names is not a list of names"),
         "json": (lambda f: (f / "state.json").write_text("{"), "cannot be read"),
         "list": (lambda f: (f / "state.json").write_text("[]"), "schema None"),
-        "cut": (truncate, "ema_0.99.safetensors is missing or truncated"),
+        "cut": (truncate, "ema_0.99.safetensors cannot be read: .* use another checkpoint"),
         "gone": (
             lambda f: (f / "model.safetensors").unlink(),
             "weights 'raw' are not in .* which has ema_0.99, ema_0.995",

@@ -136,7 +136,7 @@ def test_what_cannot_be_converted_is_refused_and_leaves_nothing(tmp_path, sit, t
         ([str(sit), *to, heads, "--codec.name=identity"], "for latents of 4 channels, the codec"),
         ([str(credit), *to, heads, codec], "credit.pt does not say whether it is SiT or DiT"),
         ([str(vit5), *to, f"--class-names={names}"], "no use for a classifier"),
-        ([str(page), *to], "is no torch file; is it a web page"),
+        ([str(page), *to], "it is a web page, not the file; download the file itself"),
         ([str(sit), "--to", str(tmp_path)], "exists; choose another folder"),
     ]
     for argv, message in cases:

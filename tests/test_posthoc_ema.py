@@ -178,7 +178,7 @@ def of_another_model(run: Path) -> None:
         (lambda run: None, ["--step", 41], "step 41 has no snapshot .*; nearest: 36, 40, 42"),
         (lambda run: None, ["--width", 0.3], "width 0.3 must lie between 0 and 0.289"),
         (without_snapshots, [], "holds no snapshot up to step 42; train with --ema.widths"),
-        (cut_short, [], "step_0000024_width_0.05.safetensors is missing or truncated"),
+        (cut_short, [], "step_0000024_width_0.05.safetensors cannot be read: .*; remove it"),
         (of_another_model, [], "step_0000024_width_0.05.safetensors do not fit the model: 1 miss"),
         (lambda run: shutil.rmtree(run), [], "does not exist"),
     ],
@@ -213,7 +213,7 @@ def test_a_full_disk_is_one_line_that_says_how_to_go_on(tmp_path, monkeypatch):
         raise OSError("No space left on device")
 
     run = trainer(tmp_path, "--ema.widths", 0.1)
-    monkeypatch.setattr("sit_vit5.snapshots.save_file", full)
+    monkeypatch.setattr("sit_vit5.snapshots.write_tensors", full)
     with pytest.raises(UserError, match="cannot write the snapshot of step 4 .*--resume"):
         run.run()
     assert not find_snapshots(tmp_path / "tiny")

@@ -14,7 +14,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from sit_vit5.errors import UserError
+from sit_vit5.errors import UserError, brief
+from sit_vit5.tensors import FLOATS, read_tensors
 
 # uint8 (B, H, W, C) originals and reconstructions -> (B,), fp64.
 Similarity = Callable[[np.ndarray, np.ndarray], np.ndarray]
@@ -114,14 +115,14 @@ def find_backbone(network: str, weights: str | None) -> Path:
 
 def load_backbone(network: nn.Module, path: Path, name: str) -> None:
     """torchvision's weights into the package's network, whose slices keep torchvision's numbers."""
+    what = f"torchvision's {name} weights file"
+    weights = read_tensors(path, dtypes=(*FLOATS, torch.int64), remedy=f"download {what} again")
     try:
-        weights = torch.load(path, weights_only=True, map_location="cpu")
         for part in network.children():
             wanted = part.state_dict()
             part.load_state_dict({key: weights[f"features.{key}"] for key in wanted})
-    except Exception as error:  # torch.load and load_state_dict raise many types
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise UserError(f"{path} is not torchvision's {name} weights file: {reason}") from None
+    except (KeyError, RuntimeError) as error:
+        raise UserError(f"{path} is not {what}: {brief(error)}") from None
 
 
 def _tensor(images: np.ndarray, device: torch.device) -> Tensor:

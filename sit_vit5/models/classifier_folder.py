@@ -7,14 +7,13 @@ from dataclasses import asdict
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
 
 from sit_vit5.errors import UserError
-from sit_vit5.files import new_folder, sync, write_json
+from sit_vit5.files import new_folder, write_json
 from sit_vit5.models.classifier import ViT5Classifier
 from sit_vit5.models.state_dict import load_weights
 from sit_vit5.presets import backbone_from_dict
+from sit_vit5.tensors import read_tensors, write_tensors
 
 CONFIG = "classifier.json"
 WEIGHTS = "model.safetensors"
@@ -29,8 +28,7 @@ def save_classifier(model: ViT5Classifier, folder: Path, *, source: dict) -> Non
     """Writes a new folder, whole or not at all. source: where the weights come from."""
     with new_folder(folder) as partial:
         partial.mkdir(parents=True)
-        save_file({k: t.contiguous() for k, t in model.state_dict().items()}, partial / WEIGHTS)
-        sync(partial / WEIGHTS)
+        write_tensors(partial / WEIGHTS, model.state_dict())
         facts = {
             "backbone": asdict(model.backbone),
             "image_size": list(model.image_size),
@@ -45,7 +43,6 @@ def load_classifier(folder: Path) -> ViT5Classifier:
     """The classifier that `save_classifier` wrote, for evaluation."""
     try:
         facts = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
-        weights = load_file(folder / WEIGHTS, device="cpu")
         with torch.device("meta"):
             model = ViT5Classifier(
                 backbone_from_dict(facts["backbone"]),
@@ -53,7 +50,8 @@ def load_classifier(folder: Path) -> ViT5Classifier:
                 in_channels=facts["in_channels"],
                 num_classes=facts["num_classes"],
             )
-    except (OSError, SafetensorError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError) as error:
         raise UserError(f"{folder} is no readable classifier folder: {error}") from None
+    weights = read_tensors(folder / WEIGHTS, dtypes=(torch.float32,), remedy="convert it again")
     load_weights(model, weights, folder, assign=True)
     return model.eval().requires_grad_(False)

@@ -2,29 +2,27 @@
 
 from __future__ import annotations
 
-import argparse
-import pickle
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file
 from torch import Tensor
 
 from sit_vit5.errors import UserError
 from sit_vit5.models.classifier import ViT5Classifier
 from sit_vit5.models.convert import sit_state_dict, vit5_state_dict
 from sit_vit5.models.denoiser import Denoiser
-from sit_vit5.models.state_dict import brief, load_weights
+from sit_vit5.models.state_dict import load_weights
 from sit_vit5.presets import SIZES, Backbone
 from sit_vit5.recipes import PLAIN, VIT5, Recipe
+from sit_vit5.tensors import check_values, read_weights
 
 Weights = dict[str, Tensor]
 Model = TypeVar("Model", Denoiser, ViT5Classifier)
 
+REMEDY = "download it again"
 WEIGHTS_SUFFIXES = (".pt", ".pth", ".safetensors")
 
 # Where trainers keep their weights: DiT's and SiT's train.py, DeiT's and timm's.
@@ -58,23 +56,7 @@ def read_official(path: Path) -> OfficialFile:
     """Reads a .safetensors file or a checkpoint of plain tensors; anything else is refused."""
     if path.is_dir() or not path.exists():
         raise UserError(f"{path} is no weights file; give a .pt, .pth or .safetensors file")
-    with path.open("rb") as file:
-        if path.suffix != ".safetensors" and file.read(1) not in (b"P", b"\x80"):  # zip, pickle
-            raise UserError(f"{path} is no torch file; is it a web page, or a pointer of Git LFS?")
-    try:
-        if path.suffix == ".safetensors":
-            found = load_file(path, device="cpu")
-        else:
-            # DiT's and SiT's trainers store their options as a Namespace; it holds no code.
-            with torch.serialization.safe_globals([argparse.Namespace]):
-                found = torch.load(path, map_location="cpu", weights_only=True)
-    except pickle.UnpicklingError:
-        raise UserError(
-            f"{path} holds more than plain tensors and was not executed; save its state dict alone"
-        ) from None
-    except (SafetensorError, RuntimeError, EOFError, OSError, ValueError, KeyError) as error:
-        reason = str(error).strip().splitlines() or [type(error).__name__]
-        raise UserError(f"{path} is no readable weights file: {reason[0]}") from None
+    found = read_weights(path, remedy=REMEDY)
     average = next((found[key] for key in _AVERAGES if _is_dict(found, key)), None)
     raw = next((found[key] for key in _RAW if _is_dict(found, key)), None)
     if average is None:
@@ -161,10 +143,8 @@ def _build(
     with torch.device("meta"):  # no time for initial values that are replaced at once
         model = make()
     converted = {key: tensor.float() for key, tensor in convert(weights, model).items()}
+    check_values(converted, source, remedy=REMEDY)  # fp64 may be beyond fp32
     load_weights(model, converted, source, assign=True)
-    broken = [key for key, tensor in converted.items() if not tensor.isfinite().all()]
-    if broken:
-        raise UserError(f"{source} holds numbers that are not finite, in {brief(broken)}")
     return model.eval().requires_grad_(False)
 
 
@@ -173,15 +153,7 @@ def _is_dict(found: object, key: str) -> bool:
 
 
 def _tensors(found: object, path: Path) -> Weights:
-    if not isinstance(found, dict) or not found:
-        raise UserError(f"{path} holds no state dict")
-    odd = [
-        str(key)
-        for key, value in found.items()
-        if not (isinstance(key, str) and isinstance(value, Tensor))
-    ]
-    if odd:
-        raise UserError(f"{path} holds more than tensors: {brief(odd)}")
+    check_values(found, path, remedy=REMEDY)
     # Wrappers of DDP and torch.compile leave their prefixes.
     return {
         key.removeprefix("module.").removeprefix("_orig_mod."): tensor

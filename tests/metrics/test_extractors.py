@@ -181,7 +181,7 @@ def test_a_pickle_in_place_of_weights_is_refused_unexecuted(tmp_path):
     torch.save({"x": Bomb()}, tmp_path / "bomb2.pth")
     for name in ("bomb.pth", "bomb2.pth"):
         for extractor in ("inception", f"timm:{TINY}"):
-            with pytest.raises(UserError, match="is not .* weights file"):
+            with pytest.raises(UserError, match="was not executed"):
                 build_extractor(extractor, str(tmp_path / name))
     assert not (tmp_path / "executed").exists()
 
@@ -191,7 +191,7 @@ def test_a_foreign_state_dict_is_refused(tmp_path):
     save_file({"weight": torch.zeros(3)}, tmp_path / "other.safetensors")
     (tmp_path / "cut.safetensors").write_bytes(b"\x10")
     for name in ("other.pth", "other.safetensors", "cut.safetensors"):
-        with pytest.raises(UserError, match="is not a weights file of timm's"):
+        with pytest.raises(UserError, match="a weights file of timm"):
             build_extractor(f"timm:{TINY_CNN}", str(tmp_path / name))
     with pytest.raises(UserError, match="is not torch-fidelity's Inception weights"):
         build_extractor("inception", str(tmp_path / "other.pth"))

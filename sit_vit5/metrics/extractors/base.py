@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Protocol
 
 import numpy as np
@@ -43,16 +42,3 @@ def check_outputs(asked: Sequence[str], given: tuple[str, ...], name: str) -> No
     for output in asked:
         if output not in given:
             raise UserError(f"features {name} give {', '.join(given)}, not {output}")
-
-
-def check_tensors_only(path: Path, what: str) -> None:
-    """Refuses a weights file that holds anything but tensors, without executing it."""
-    try:
-        torch.load(path, weights_only=True, map_location="meta")
-    except Exception as error:  # torch.load raises many types on a foreign file
-        raise UserError(f"{path} is not {what}: {first_line(error)}") from None
-
-
-def first_line(error: Exception) -> str:
-    """The first line of an error's text, or its type's name."""
-    return str(error).splitlines()[0] if str(error) else type(error).__name__

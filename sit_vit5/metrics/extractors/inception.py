@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 import torch
 
-from sit_vit5.errors import UserError
+from sit_vit5.errors import UserError, brief
 from sit_vit5.files import file_hash
 from sit_vit5.metrics.device import default_device
 from sit_vit5.metrics.extractors.base import (
@@ -16,17 +17,16 @@ from sit_vit5.metrics.extractors.base import (
     POOL,
     SPATIAL,
     check_outputs,
-    check_tensors_only,
-    first_line,
     image_tensor,
 )
 from sit_vit5.precision import tf32_off
+from sit_vit5.tensors import FLOATS, read_tensors
 
 # ADM's evaluator takes channels 0..6 of 192: 7 x 17 x 17 = 2,023 numbers, about as many as pool's.
 SPATIAL_CHANNELS = 7
 # Images at a time on a CPU: their activations stay in its caches.
 CPU_BATCH = 8
-_WHAT = "torch-fidelity's Inception weights file"
+_REMEDY = "download torch-fidelity's Inception weights file again"
 
 
 class Inception:
@@ -43,16 +43,20 @@ class Inception:
         # Imported here: torch-fidelity takes seconds, and pixels need none of it.
         from torch_fidelity.feature_extractor_inceptionv3 import FeatureExtractorInceptionV3
 
-        # The library unpickles the file without restriction.
-        check_tensors_only(path, _WHAT)
+        # The library unpickles its file without restriction: it gets checked tensors instead.
+        checked = io.BytesIO()
+        torch.save(read_tensors(path, dtypes=(*FLOATS, torch.int64), remedy=_REMEDY), checked)
+        checked.seek(0)
         try:
             network = FeatureExtractorInceptionV3(
                 "inception-v3-compat",
                 ["2048", "logits_unbiased"],
-                feature_extractor_weights_path=str(path),
+                feature_extractor_weights_path=checked,
             )
         except Exception as error:  # load_state_dict raises many types
-            raise UserError(f"{path} is not {_WHAT}: {first_line(error)}") from None
+            raise UserError(
+                f"{path} is not torch-fidelity's Inception weights file: {brief(error)}"
+            ) from None
         self.device = default_device()
         # oneDNN's convolutions are 1.5 to 2 times as fast with channels last; cuDNN's fp32 are not.
         layout = torch.channels_last if self.device.type == "cpu" else torch.contiguous_format

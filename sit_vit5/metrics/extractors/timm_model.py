@@ -10,17 +10,16 @@ import numpy as np
 import torch
 from torch.nn import functional
 
-from sit_vit5.errors import UserError, nearest
+from sit_vit5.errors import UserError, brief, nearest
 from sit_vit5.files import file_hash
 from sit_vit5.metrics.device import default_device
 from sit_vit5.metrics.extractors.base import (
     POOL,
     check_outputs,
-    check_tensors_only,
-    first_line,
     image_tensor,
 )
 from sit_vit5.precision import tf32_off
+from sit_vit5.tensors import FLOATS, check_values, read_weights
 
 DINOV2, DINOV2_SIDE = "vit_large_patch14_dinov2.lvd142m", 224
 
@@ -118,15 +117,16 @@ def _load(model: str, path: Path, side: int | None) -> torch.nn.Module:
     import timm
 
     what = f"a weights file of timm's {model}"
-    if path.suffix != ".safetensors":
-        check_tensors_only(path, what)
+    weights = _read(path, remedy=f"download {what} again")
     network = timm.create_model(model, num_classes=0, **({"img_size": side} if side else {}))
     # By timm's convention the module of a model knows the older names and sizes of its weights.
     rename = getattr(sys.modules[type(network).__module__], "checkpoint_filter_fn", None)
     try:
-        keys = timm.models.load_checkpoint(network, str(path), strict=False, filter_fn=rename)
-    except Exception as error:  # load_state_dict, safetensors: many types
-        raise UserError(f"{path} is not {what}: {first_line(error)}") from None
+        keys = network.load_state_dict(
+            rename(weights, network) if rename else weights, strict=False
+        )
+    except Exception as error:  # of foreign weights: many types
+        raise UserError(f"{path} is not {what}: {brief(error)}") from None
     heads = np.atleast_1d(network.pretrained_cfg["classifier"] or "head")
     foreign = [key for key in keys.unexpected_keys if not key.startswith(tuple(heads))]
     if keys.missing_keys or foreign:
@@ -135,6 +135,19 @@ def _load(model: str, path: Path, side: int | None) -> torch.nn.Module:
             f"unknown, such as {(keys.missing_keys + foreign)[0]}"
         )
     return network
+
+
+def _read(path: Path, *, remedy: str) -> dict[str, torch.Tensor]:
+    """The tensors of a file, the EMA weights of timm's trainer where it has both."""
+    from timm.models import clean_state_dict
+
+    content = read_weights(path, remedy=remedy)
+    for key in ("state_dict_ema", "model_ema", "state_dict", "model"):
+        if isinstance(content, dict) and isinstance(content.get(key), dict):
+            content = content[key]
+            break
+    tensors = check_values(content, path, dtypes=(*FLOATS, torch.int64), remedy=remedy)
+    return clean_state_dict(tensors)
 
 
 def _without_name(identity: dict) -> dict:

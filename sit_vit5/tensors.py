@@ -1,0 +1,122 @@
+"""Weights on disk: safetensors and PyTorch files, read without running code, checked by name."""
+
+from __future__ import annotations
+
+import argparse
+import pickle
+import re
+import warnings
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from sit_vit5.errors import UserError, brief, listed
+from sit_vit5.files import check_regular_file, damaged, sync
+
+FLOATS = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
+
+
+def read_tensors(
+    path: Path, *, dtypes: Collection[torch.dtype] = FLOATS, remedy: str
+) -> dict[str, Tensor]:
+    """The tensors of a file by name, on the CPU, checked by `check_values`."""
+    return check_values(read_weights(path, remedy=remedy), path, dtypes=dtypes, remedy=remedy)
+
+
+def read_weights(path: Path, *, remedy: str) -> object:
+    """The content of a weights file: tensors by name, or a training checkpoint's nested values.
+
+    The first bytes tell the format, not the name. A PyTorch file may hold plain values and tensors
+    only, and a Namespace, in which DiT's, SiT's and timm's trainers store their options.
+    remedy: advice for a damaged file, such as "convert it again".
+    """
+    check_regular_file(path, remedy=remedy)
+    with path.open("rb") as file:
+        start = file.read(9)
+    is_safetensors = start[4:] == b"\0\0\0\0{"  # after the length of the header, below 100 MB
+    if not is_safetensors and not start.startswith((b"PK\x03\x04", b"\x80")):  # zip; a pickle
+        reason = "it is no safetensors or torch file; is it a web page, or a pointer of Git LFS?"
+        raise UserError(damaged(path, reason, remedy))
+    try:
+        if is_safetensors:
+            return load_file(path, device="cpu")
+        with torch.serialization.safe_globals([argparse.Namespace]), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            with path.open("rb") as file:  # by its path torch goes by the suffix
+                return torch.load(file, map_location="cpu", weights_only=True)
+    except Exception as error:  # a foreign or damaged file raises a dozen types
+        if isinstance(error, pickle.UnpicklingError):
+            remedy = "save its state dict alone"
+        raise UserError(damaged(path, _reason(error), remedy)) from None
+
+
+def check_values(
+    tensors: object, source: object, *, dtypes: Collection[torch.dtype] = FLOATS, remedy: str
+) -> dict[str, Tensor]:
+    """The same tensors by name.
+
+    Refuses, with the names, sparse and meta tensors, types not in `dtypes`, and numbers that are
+    not finite.
+    """
+    if not isinstance(tensors, dict) or not tensors:
+        raise UserError(damaged(source, "it holds no tensors by name", remedy))
+    odd = [
+        f"{name} {why}" for name, tensor in tensors.items() if (why := _odd(name, tensor, dtypes))
+    ]
+    odd = odd or [f"{name} is not finite" for name, t in tensors.items() if not t.isfinite().all()]
+    if odd:
+        advice = f"; {remedy}" if remedy else ""
+        raise UserError(f"{source} cannot be used: {listed(odd, most=3)}{advice}")
+    return tensors
+
+
+def write_tensors(path: Path, tensors: dict[str, Tensor]) -> None:
+    """Writes a safetensors file and forces it to the disk; raises OSError if there is no room."""
+    with writing():
+        save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, path)
+    sync(path)
+
+
+@contextmanager
+def writing() -> Iterator[None]:
+    """Turns what safetensors raises on a full disk into an OSError."""
+    try:
+        yield
+    except SafetensorError as error:
+        raise OSError(_reason(error)) from None
+
+
+def _odd(name: object, tensor: object, dtypes: Collection[torch.dtype]) -> str:
+    """A reason against a tensor before its numbers are read; "" if there is none."""
+    if not isinstance(name, str) or not isinstance(tensor, Tensor):
+        return "is no tensor"
+    if tensor.layout != torch.strided or tensor.is_quantized:
+        return "is sparse or quantized"
+    if tensor.is_meta:
+        return "has a shape but no numbers (a meta tensor)"
+    if tensor.dtype not in dtypes:
+        allowed = " or ".join(str(dtype).removeprefix("torch.") for dtype in dtypes)
+        return f"is {str(tensor.dtype).removeprefix('torch.')}, not {allowed}"
+    # A view that repeats its numbers may claim any size.
+    if tensor.numel() * tensor.element_size() > tensor.untyped_storage().nbytes():
+        return f"of shape {tuple(tensor.shape)} repeats fewer numbers"
+    return ""
+
+
+def _reason(error: Exception) -> str:
+    """An error in one line, without PyTorch's advice to run the code in the file."""
+    text = str(error)
+    if isinstance(error, pickle.UnpicklingError):
+        found = re.search(r"GLOBAL ([\w.]+)", text)
+        held = f" ({found[1]})" if found else ""
+        return f"it holds more than plain tensors{held} and was not executed"
+    if "TorchScript" in text:
+        return "it is a TorchScript program, not weights"
+    if isinstance(error, (SafetensorError, OSError)) or "memory" in text:
+        return re.sub(r"^(Error while \w+: )?(I/O error: )?", "", brief(error))
+    return "it is no torch file, or damaged"
