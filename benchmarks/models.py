@@ -21,6 +21,7 @@ from sit_vit5 import presets
 from sit_vit5.config import EmaConfig, OptimizerConfig
 from sit_vit5.models.classifier import ViT5Classifier
 from sit_vit5.models.denoiser import Denoiser
+from sit_vit5.models.fused import fused_kernels
 from sit_vit5.precision import autocast
 from sit_vit5.training.ema import Ema
 from sit_vit5.training.optimizer import build_optimizer
@@ -163,7 +164,7 @@ def step_of(model: Denoiser, x: Tensor, t: Tensor, labels: Tensor, precision: st
     ema = Ema(model, EmaConfig())
 
     def step() -> None:
-        with autocast(x.device, precision):
+        with fused_kernels(), autocast(x.device, precision):
             loss = model(x, t, labels).square().mean()
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
@@ -197,7 +198,7 @@ def forward(call: Run, precision: str, options: argparse.Namespace) -> None:
 
 def train(call: Run, precision: str, options: argparse.Namespace) -> None:
     """One forward and backward pass."""
-    with autocast(torch.device(options.device), precision):
+    with fused_kernels(), autocast(torch.device(options.device), precision):
         output = call()
         loss = (output[0] if isinstance(output, tuple) else output).square().mean()
     loss.backward()

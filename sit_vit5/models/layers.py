@@ -9,95 +9,34 @@ import torch
 import torch.nn.functional as F
 from einops import rearrange
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 
+from sit_vit5.models import fused
 from sit_vit5.models.conditioning import modulate
+from sit_vit5.models.fused import EPS
 from sit_vit5.models.linear import Linear, to_weights
-from sit_vit5.models.rope import as_complex, rotate
+from sit_vit5.models.rope import rotate
 from sit_vit5.precision import at_least_fp32, no_autocast
 from sit_vit5.recipes import Recipe
 
-EPS = 1e-6
 
-
-def _divided(x: Tensor) -> tuple[Tensor, Tensor]:
-    """x / rms(x) over the last axis and 1 / rms(x), in fp32 or fp64."""
+def rms_norm(x: Tensor) -> Tensor:
+    """x / rms(x) over the last axis, in fp32 or fp64."""
+    if fused.in_use(x):
+        return fused.rms_norm(x)
     # fp32: squares of bf16 activations lose the small channels in a sum over the width.
-    dtype = torch.promote_types(x.dtype, torch.float32)
-    norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=dtype)
-    inverse = torch.rsqrt(norm.square() / x.shape[-1] + EPS)
-    return x * inverse, inverse
+    x = at_least_fp32(x)
+    return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + EPS)
 
 
-class _OverRMS(torch.autograd.Function):
-    """x / rms(x) with its gradient written out: autograd's own takes three times as long on a CPU.
-
-    With y = x / r and g the gradient by y, that by x is (g - y mean(g y)) / r.
-    """
-
-    @staticmethod
-    def forward(ctx, x: Tensor) -> Tensor:
-        y, inverse = _divided(x)
-        ctx.save_for_backward(y, inverse)
-        ctx.dtype = x.dtype
-        return y
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx, g: Tensor) -> Tensor:
-        y, inverse = ctx.saved_tensors
-        along = (g * y).mean(-1, keepdim=True)
-        return torch.addcmul(g, y, along, value=-1).mul_(inverse).to(ctx.dtype)
-
-
-def over_rms(x: Tensor) -> Tensor:
-    """x / rms(x) over the last axis, in fp32 or fp64; differentiable once."""
-    return _OverRMS.apply(x)
-
-
-class _NormedAndTurned(torch.autograd.Function):
-    """rotate(over_rms(x) * weight, table) in half the passes over memory, for calls one by one."""
-
-    @staticmethod
-    def forward(ctx, x: Tensor, weight: Tensor, table: Tensor | None) -> Tensor:
-        y, inverse = _divided(x)
-        ctx.save_for_backward(y, inverse, weight, table)
-        ctx.dtype = x.dtype
-        return _turn(y * weight, table)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx, g: Tensor) -> tuple[Tensor, Tensor, None]:
-        y, inverse, weight, table = ctx.saved_tensors
-        if table is not None:
-            turned_back = as_complex(g.contiguous()) * torch.view_as_complex(table).conj()
-            g = torch.view_as_real(turned_back).flatten(-2)
-        product = g * y
-        by_weight = product.sum_to_size(weight.shape)
-        along = product.mul_(weight).mean(-1, keepdim=True)
-        by_y = torch.mul(g, weight, out=product)  # where it lay: memory is what this waits for
-        by_x = by_y.addcmul_(y, along, value=-1).mul_(inverse)
-        return by_x.to(ctx.dtype), by_weight, None
-
-
-def _turn(x: Tensor, table: Tensor | None) -> Tensor:
-    """rotate(x, table) in place, or x."""
-    if table is not None:
-        as_complex(x).mul_(torch.view_as_complex(table))
-    return x
-
-
-def normed_and_turned(x: Tensor, weight: Tensor, table: Tensor | None = None) -> Tensor:
-    """rotate(over_rms(x) * weight, table), in fp32 or fp64; without a table, over_rms(x) * weight.
+def rms_norm_rope(x: Tensor, weight: Tensor, table: Tensor | None = None) -> Tensor:
+    """rotate(rms_norm(x) * weight, table), or rms_norm(x) * weight without a table.
 
     x: (..., N, d); weight: (d,) or with axes to broadcast, fp32 or fp64; table: (N, d/2, 2).
     """
-    if torch.compiler.is_compiling():  # fuses better what it sees through
-        y = over_rms(x) * weight
-        return y if table is None else rotate(y, table)
-    if torch.is_grad_enabled():
-        return _NormedAndTurned.apply(x, weight, table)
-    return _turn(_divided(x)[0].mul_(weight), table)
+    if fused.in_use(x):
+        return fused.rms_norm_rope(x, weight, table)
+    y = rms_norm(x) * weight
+    return y if table is None else rotate(y, table)
 
 
 class RMSNorm(nn.Module):
@@ -115,13 +54,13 @@ class RMSNorm(nn.Module):
         self, x: Tensor, shift: Tensor | None = None, scale: Tensor | None = None
     ) -> Tensor:
         """x: (..., D); shift, scale: (B, 1, D), of adaLN, for a norm without a weight."""
-        if scale is not None:  # the norm and its modulation have one written gradient
-            return normed_and_turned(x, 1 + scale).add_(shift).to(x.dtype)
+        if scale is not None:
+            return (rms_norm_rope(x, 1 + scale) + shift).to(x.dtype)
         if self.weight is None:
-            return over_rms(x).to(x.dtype)
+            return rms_norm(x).to(x.dtype)
         if x.dtype == self.weight.dtype:
-            return normed_and_turned(x, self.weight)
-        return over_rms(x).to(x.dtype) * self.weight
+            return rms_norm_rope(x, self.weight)
+        return rms_norm(x).to(x.dtype) * self.weight
 
 
 class LayerNorm(nn.Module):
@@ -236,7 +175,7 @@ class Attention(nn.Module):
         if self.q_norm is None:
             return both if rope is None else rotate(both, rope)
         weight = torch.stack([self.q_norm.weight, self.k_norm.weight])[:, None, None, None]
-        return normed_and_turned(both, weight, rope)
+        return rms_norm_rope(both, weight, rope)
 
     def _bias(self) -> Tensor | None:
         if self.qkv.bias is None or self.key_bias:
@@ -262,23 +201,9 @@ class Attention(nn.Module):
             k, v = F.pad(k, (0, 0, 0, 1)), F.pad(v, (0, 0, 0, 1))
             still = self.sink.new_zeros(self.heads, 1, k.shape[2] - 1)
             bias = torch.cat([still, self.sink[:, None, None]], dim=2)[None].to(q.dtype)
-        elif v.dtype == torch.bfloat16 and v.device.type == "cpu":
-            return bf16_attention_on_cpu(q, k, v)
+        elif v.dtype == torch.bfloat16 and fused.in_use(v):
+            return fused.attention(q, k, v)
         return F.scaled_dot_product_attention(q, k, v, attn_mask=bias)
-
-
-def bf16_attention_on_cpu(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """scaled_dot_product_attention of q, k, v (B, K, N, d); an odd number of keys is padded.
-
-    PyTorch's kernel takes twice as long on 201 or 261 keys, with two threads, as on 208 or 272.
-    """
-    tokens = k.shape[2]
-    if tokens % 2 == 0 or tokens > 512:  # beyond 512, padding cost time at 577 and 1,029 keys
-        return F.scaled_dot_product_attention(q, k, v)
-    padding = -tokens % 16
-    k, v = F.pad(k, (0, 0, 0, padding)), F.pad(v, (0, 0, 0, padding))
-    bias = F.pad(q.new_zeros(1, 1, 1, tokens), (0, padding), value=-torch.inf)
-    return F.scaled_dot_product_attention(q, k, v, attn_mask=bias)
 
 
 def set_attention(model: nn.Module, name: str) -> None:

@@ -16,6 +16,7 @@ from sit_vit5.codecs.recorded import RecordedCodec
 from sit_vit5.config import TrainConfig
 from sit_vit5.data import Source
 from sit_vit5.data.loader import Batch
+from sit_vit5.models.fused import fused_kernels
 from sit_vit5.precision import autocast
 from sit_vit5.training.banner import check_first_latents
 from sit_vit5.training.learner import Learner
@@ -83,7 +84,8 @@ class Stepping:
 
         Nothing here waits for the device; what the step came to is read during the next one.
         """
-        loss = self._gradients(batches)
+        with fused_kernels():
+            loss = self._gradients(batches)
         self.settle()
         norm = self.learner.update(self.step, limit=self.watchdog.limit())
         self._unsettled = Unsettled(self.step, Arriving(norm), loss)

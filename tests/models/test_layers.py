@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from sit_vit5 import presets
+from sit_vit5.models import fused
 from sit_vit5.models.block import Block
+from sit_vit5.models.denoiser import Denoiser
 from sit_vit5.models.layers import (
     Attention,
     LayerNorm,
     PatchEmbed,
     RMSNorm,
-    bf16_attention_on_cpu,
     clamped_swiglu,
     geglu,
-    normed_and_turned,
-    over_rms,
     resize_positions,
+    rms_norm,
+    rms_norm_rope,
     sincos_positions,
     swiglu,
     unpatchify,
@@ -175,7 +179,9 @@ def test_norms_reduce_in_fp32_under_bf16(scale):
     torch.manual_seed(0)
     x = (scale * (torch.randn(4, 1152) + 3)).bfloat16()
     exact = x.double() / (x.double().square().mean(-1, keepdim=True) + 1e-6).sqrt()
-    close_to_fp64(over_rms(x), exact, 1e-6)
+    close_to_fp64(rms_norm(x), exact, 1e-6)
+    with torch.no_grad():
+        close_to_fp64(rms_norm(x), exact, 1e-6)
     centred = x.double() - x.double().mean(-1, keepdim=True)
     exact = centred / (centred.square().mean(-1, keepdim=True) + 1e-6).sqrt()
     with torch.autocast("cpu", dtype=torch.bfloat16):
@@ -184,31 +190,65 @@ def test_norms_reduce_in_fp32_under_bf16(scale):
 
 
 @pytest.mark.parametrize("scale", [1e-4, 1.0, 1e3])
-def test_the_written_gradient_of_the_norm_is_that_of_autograd(scale):
+def test_fused_rms_norm_has_autograds_gradient(scale):
     x = (scale * torch.randn(3, 7, dtype=torch.float64)).requires_grad_()
-    assert torch.autograd.gradcheck(over_rms, x, eps=1e-6 * scale, atol=1e-5 / scale)
     plain = x / (x.square().mean(-1, keepdim=True) + 1e-6).sqrt()
     g = torch.randn(3, 7, dtype=torch.float64)
-    torch.testing.assert_close(over_rms(x), plain)
-    expected = torch.autograd.grad(plain, x, g)
-    torch.testing.assert_close(torch.autograd.grad(over_rms(x), x, g), expected)
+    with fused.fused_kernels():
+        assert torch.autograd.gradcheck(rms_norm, x, eps=1e-6 * scale, atol=1e-5 / scale)
+        written = rms_norm(x)
+    assert "RMSNorm" in written.grad_fn.name()
+    torch.testing.assert_close(written, plain)
+    results = [torch.autograd.grad(y, x, g) for y in (written, plain)]
+    torch.testing.assert_close(*results)
 
 
 @pytest.mark.parametrize("weight_shape", [(8,), (2, 1, 8)])  # of a norm; of adaLN, 1 + scale
-@pytest.mark.parametrize("turned", [False, True])
+@pytest.mark.parametrize("rotated", [False, True])
 @pytest.mark.parametrize("scale", [1e-4, 1.0, 1e3])
-def test_the_written_gradient_by_input_and_weight_is_that_of_autograd(weight_shape, turned, scale):
+def test_fused_rms_norm_rope_has_autograds_gradients(weight_shape, rotated, scale):
     torch.manual_seed(0)
     table = rotary_table((2, 3), 8, theta=100.0, registers=0, register_theta=None).double()
     x = (scale * torch.randn(2, 6, 8, dtype=torch.float64)).requires_grad_()
     weight = torch.randn(weight_shape, dtype=torch.float64, requires_grad=True)
-    written = normed_and_turned(x, weight, table if turned else None)
-    plain = x / (x.square().mean(-1, keepdim=True) + 1e-6).sqrt() * weight
-    plain = rotate(plain, table) if turned else plain
-    torch.testing.assert_close(written, plain)
+    with fused.fused_kernels():
+        written = rms_norm_rope(x, weight, table if rotated else None)
+    plain = rms_norm_rope(x, weight, table if rotated else None)
+    assert "RMSNormRope" in written.grad_fn.name() and "RMSNorm" not in plain.grad_fn.name()
+    expected = x / (x.square().mean(-1, keepdim=True) + 1e-6).sqrt() * weight
+    expected = rotate(expected, table) if rotated else expected
     g = torch.randn(2, 6, 8, dtype=torch.float64)
-    results = [torch.autograd.grad(y, (x, weight), g) for y in (written, plain)]
-    torch.testing.assert_close(*results)
+    results = [(y, *torch.autograd.grad(y, (x, weight), g)) for y in (written, plain, expected)]
+    torch.testing.assert_close(results[0], results[2])
+    torch.testing.assert_close(results[1], results[2])
+
+
+@pytest.mark.parametrize("name", ["ViT5", "SiT"])
+def test_networks_have_second_and_forward_derivatives(name):
+    torch.manual_seed(0)
+    network = Denoiser(
+        replace(presets.backbone(f"{name}-Nano/2"), width=16, heads=2, depth=2),
+        in_channels=2, input_size=(4, 4), num_classes=3,
+    )  # fmt: skip
+    for parameter in network.parameters():  # modulation and output start at zero
+        torch.nn.init.normal_(parameter, std=0.3)
+    x, v = torch.randn(2, 2, 2, 4, 4)
+    t, labels = torch.tensor([0.2, 0.7]), torch.tensor([0, 2])
+
+    def velocity(x: torch.Tensor) -> torch.Tensor:
+        return network(x, t, labels)
+
+    # PyTorch's fused attention kernels have neither; its own composition of operations has both.
+    with sdpa_kernel(SDPBackend.MATH):
+        _, forward = torch.func.jvp(velocity, (x,), (v,))
+        difference = (velocity(x + 1e-2 * v) - velocity(x - 1e-2 * v)) / 2e-2
+        torch.testing.assert_close(forward, difference, atol=2e-3, rtol=2e-2)
+        # <w, J v> by two backward passes through the vector-Jacobian product
+        x.requires_grad_()
+        w = torch.randn(2, 2, 4, 4, requires_grad=True)
+        (pulled,) = torch.autograd.grad(velocity(x), x, w, create_graph=True)
+        (twice,) = torch.autograd.grad(pulled, w, v)
+        torch.testing.assert_close(twice, forward, atol=1e-5, rtol=1e-4)
 
 
 @pytest.mark.parametrize("norm", [RMSNorm, LayerNorm])
@@ -230,7 +270,7 @@ def test_a_norm_modulates_what_it_normed(norm):
 def test_padded_attention_in_bf16_is_that_of_the_formula(tokens):
     torch.manual_seed(0)
     q, k, v = (torch.randn(2, 3, tokens, 16).bfloat16().requires_grad_() for _ in range(3))
-    mixed, g = bf16_attention_on_cpu(q, k, v), torch.randn(2, 3, tokens, 16).bfloat16()
+    mixed, g = fused.attention(q, k, v), torch.randn(2, 3, tokens, 16).bfloat16()
     low = (mixed, *torch.autograd.grad(mixed, (q, k, v), g))
     q, k, v = (x.detach().double().requires_grad_() for x in (q, k, v))
     mixed = (q @ k.mT / 4).softmax(-1) @ v
@@ -239,7 +279,7 @@ def test_padded_attention_in_bf16_is_that_of_the_formula(tokens):
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
-def test_norm_and_rotation_in_one_are_the_two_after_each_other(monkeypatch, dtype):
+def test_rms_norm_rope_is_one_function_on_all_paths(monkeypatch, dtype):
     torch.manual_seed(0)
     table = rotary_table((2, 3), 8, theta=100.0, registers=0, register_theta=None)
     qkv = torch.randn(2, 6, 3, 4, 8).to(dtype).requires_grad_()
@@ -247,13 +287,15 @@ def test_norm_and_rotation_in_one_are_the_two_after_each_other(monkeypatch, dtyp
     weight = torch.rand(2, 1, 1, 1, 8, dtype=torch.promote_types(dtype, torch.float32))
     weight.requires_grad_()
     g, results = torch.randn(x.shape, dtype=weight.dtype), []
-    for compiling in (True, False):
+    for compiling, kernels in ((True, False), (False, False), (False, True)):
         monkeypatch.setattr(torch.compiler, "is_compiling", lambda answer=compiling: answer)
-        turned = normed_and_turned(x, weight, table)
-        results.append((turned, *torch.autograd.grad(turned, (qkv, weight), g)))
-        with torch.no_grad():
-            assert torch.equal(normed_and_turned(x, weight, table), turned)
-    torch.testing.assert_close(*results)
+        with fused.fused_kernels(kernels):
+            y = rms_norm_rope(x, weight, table)
+            with torch.no_grad():
+                torch.testing.assert_close(rms_norm_rope(x, weight, table), y)
+        results.append((y, *torch.autograd.grad(y, (qkv, weight), g)))
+    torch.testing.assert_close(results[0], results[1])
+    torch.testing.assert_close(results[0], results[2])
 
 
 @pytest.mark.parametrize("scale", LARGE)
