@@ -43,6 +43,7 @@ FLOORS = [
         "run_folder",
         "precision",
         "power_average",
+        "published",
         "files",
         "errors",
         "page",

@@ -16,6 +16,7 @@ from sit_vit5.evaluation.mistakes import Evidence, find_mistakes
 from sit_vit5.evaluation.neighbours import neighbour_findings
 from sit_vit5.evaluation.observing import Observations
 from sit_vit5.evaluation.opened import Inputs, open_inputs
+from sit_vit5.evaluation.protocol import protocol_notes
 from sit_vit5.evaluation.real_sets import RealSet
 from sit_vit5.evaluation.reference import Reference, open_reference
 from sit_vit5.evaluation.stages import Run, check_uncertainty, timed
@@ -86,6 +87,7 @@ def examine(
         "versions": versions(),
         "manifest": manifest.facts if manifest else None,
     }
+    result["notes"] += protocol_notes(result)
     training = inputs.neighbours.images if inputs.neighbours else None
     return Evaluation(result, samples, manifest, classes, training)
 

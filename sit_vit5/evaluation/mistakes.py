@@ -20,8 +20,8 @@ from sit_vit5.evaluation.observing import Observations
 from sit_vit5.files import read_json
 from sit_vit5.metrics.image_sets import ImageSet
 from sit_vit5.metrics.reference_file import IMAGES, POOL_KEYS, ReferenceFile
+from sit_vit5.published import SAMPLES
 
-PROTOCOL = 50_000  # samples of ADM's protocol
 LOSSY = {"JPEG", "WEBP"}  # Pillow's names
 # DiT's demonstration samples at 4, its FID at 1.5; SiT's and REPA's FIDs are at 1.25 to 1.8.
 DEMO_SCALE = 3.0
@@ -103,10 +103,10 @@ def _has_manifest(text: str) -> bool:
 def sample_count(evidence: Evidence) -> Iterator[Finding]:
     """Another number than the protocol's (E5), or than the manifest's; or no manifest."""
     count, manifest = evidence.samples.count, evidence.manifest
-    if count != PROTOCOL and evidence.published:
+    if count != SAMPLES and evidence.published:
         yield Finding(
             "note",
-            f"{count:,} samples, not the {PROTOCOL:,} of published values: the distance depends on "
+            f"{count:,} samples, not the {SAMPLES:,} of published values: the distance depends on "
             "the number; compare with equal numbers only",
         )
     if manifest is None:

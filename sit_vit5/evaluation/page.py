@@ -9,15 +9,18 @@ from pathlib import Path
 from sit_vit5.config import ReportConfig
 from sit_vit5.evaluation.evaluate import Evaluation
 from sit_vit5.evaluation.page_pictures import classes, grid, neighbours
-from sit_vit5.evaluation.published import (
-    PUBLISHED,
-    Published,
+from sit_vit5.evaluation.protocol import (
     differences,
+    guidance_of,
     is_of_imagenet,
+    published_curves,
+    published_rows,
+    settings_of,
 )
 from sit_vit5.evaluation.report import metric_rows, spelled, table_rows
 from sit_vit5.files import write_text
 from sit_vit5.page import definitions, document, row, table
+from sit_vit5.published import Published, paper_name, published
 
 _STYLE = """
 .numbers { margin-top: 14px; }
@@ -64,6 +67,7 @@ def write_page(path: Path, evaluation: Evaluation, *, options: ReportConfig, see
             _remarks(result),
             _section("Values", _values(result)),
             _section("Beside published values", _published(result)),
+            _section("Beside the published training curve", _curve(result)),
             _section("Samples", grid(evaluation, options.images, seed)),
             _section("Classes", classes(evaluation)),
             _section("Nearest training images", neighbours(evaluation)),
@@ -107,18 +111,34 @@ def _published(result: dict) -> str:
         result["frechet_distance"],
         Path(result["samples"]).name,
         score=result.get("inception_score"),
-        labels=_settings(result).get("labels", ""),
+        labels=settings_of(result).get("labels", ""),
     )
-    rows = [_published_row(own, kind="own"), *map(_published_row, PUBLISHED)]
+    rows = [_published_row(own, kind="own"), *map(_published_row, published_rows())]
     head = ("model", "training", "guidance", "labels", "FID-50K", "IS", "source")
-    unlike = differences(result)
-    said = "".join(f"<li>{escape(text)}</li>" for text in unlike)
-    said = f"<p>Not comparable as it stands:</p><ul>{said}</ul>" if unlike else ""
+    unlike = "".join(f"<li>{escape(text)}</li>" for text in differences(result))
+    said = f"<p>Not comparable as it stands:</p><ul>{unlike}</ul>" if unlike else ""
     return (
         '<p class="soft">As their authors report them, with samplers and evaluators of their own; '
         "those of figure 6 are read off it. Balanced labels lower an FID by about 0.1 (RAE's "
         f"README).</p>{said}{table(head, rows, kind='published')}"
     )
+
+
+def _curve(result: dict) -> str:
+    """FID by training step without guidance, of the same backbone and of its rival."""
+    curves, step = published_curves(result), settings_of(result).get("step")
+    if not curves or "frechet_distance" not in result or not isinstance(step, int):
+        return ""
+    rows = {f"{paper_name(name)}, published": curve for name, curve in curves.items()}
+    rows["this evaluation"] = {step: result["frechet_distance"]}
+    steps = sorted({step for curve in rows.values() for step in curve})
+    cells = (
+        (name, *(f"{curve[at]:.1f}" if at in curve else "" for at in steps))
+        for name, curve in rows.items()
+    )
+    head = ("FID-50K without guidance, steps", *(f"{at:,}" for at in steps))
+    source = f"{published().curve_source}, {published().curve_reading}"
+    return f'<p class="soft">{escape(source)}.</p>{table(head, map(row, cells))}'
 
 
 def _published_row(entry: Published, kind: str = "") -> str:
@@ -131,19 +151,15 @@ def _published_row(entry: Published, kind: str = "") -> str:
 
 
 def _training(result: dict) -> str:
-    step = _settings(result).get("step")
+    step = settings_of(result).get("step")
     return f"{step:,} steps" if isinstance(step, int) else "not known"
 
 
 def _guidance(result: dict) -> str:
-    guidance = (_settings(result).get("sampler") or {}).get("guidance")
-    if not isinstance(guidance, dict):
+    guidance = guidance_of(result)
+    if not guidance:
         return "not known"
     return "none" if guidance.get("scale") == 1 else ", ".join(spelled(guidance))
-
-
-def _settings(result: dict) -> dict:
-    return (result["manifest"] or {}).get("settings") or {}
 
 
 def _protocol(result: dict) -> str:
@@ -167,7 +183,7 @@ def _protocol(result: dict) -> str:
 
 def _making(result: dict) -> dict[str, str]:
     """How the samples were made, from the sampler's manifest."""
-    manifest, settings = result["manifest"], _settings(result)
+    manifest, settings = result["manifest"], settings_of(result)
     if not manifest:
         return {"made by": "not known: no manifest beside the samples"}
     weights = settings.get("weights_sha256")

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
-from itertools import pairwise
+from itertools import chain, pairwise
 
 MOST_POINTS = 1000
 MOST_MEANS = 100
@@ -71,24 +71,42 @@ def means(points: Sequence[Point], most: int = MOST_MEANS) -> list[Point]:
     return found
 
 
-def curve(points: Sequence[Point], *, name: str, log: bool, marks: Sequence[int] = ()) -> str:
+def curve(
+    points: Sequence[Point],
+    *,
+    name: str,
+    log: bool,
+    marks: Sequence[int] = (),
+    beside: Mapping[str, Sequence[Point]] | None = None,
+) -> str:
     """An SVG of one curve, over a logarithmic axis or from 0.
 
-    `marks` are steps with a vertical line, where the run was resumed.
+    `marks` are steps with a vertical line, where the run was resumed; `beside` other curves by
+    their names, drawn dashed.
     """
     values = [value for _, value in points if value is not None]
     if not values:
         return "<p>no value yet</p>"
-    x_axis, y_axis = _axes(points, values, log=log)
+    others = beside or {}
+    everything = sorted([*points, *chain.from_iterable(others.values())], key=lambda p: p[0])
+    values = [value for _, value in everything if value is not None]
+    x_axis, y_axis = _axes(everything, values, log=log)
     averages = means(points)
     return "\n".join(
         [
             f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{escape(name)}">',
             *_grid(x_axis, y_axis),
             *(_mark(x_axis, step) for step in marks if x_axis.low <= step <= x_axis.high),
+            *chain.from_iterable(
+                _beside(others[title], x_axis, y_axis, title, below=number == 0)
+                for number, title in enumerate(sorted(others, key=lambda t: others[t][-1][1]))
+            ),
             f'<path class="curve" d="{_path(thin(points), x_axis, y_axis)}"/>',
             f'<path class="mean" d="{_path(averages, x_axis, y_axis)}"/>',
             *_hovers(averages, x_axis, y_axis, name),
+            *chain.from_iterable(
+                _dots(other, x_axis, y_axis, title) for title, other in others.items()
+            ),
             "</svg>",
         ]
     )
@@ -148,6 +166,26 @@ def _mark(x_axis: Axis, step: int) -> str:
         f'<path class="mark" d="M{x:.1f} {TOP}V{HEIGHT - BOTTOM}">'
         f"<title>resumed at step {step:,}</title></path>"
     )
+
+
+def _beside(
+    points: Sequence[Point], x_axis: Axis, y_axis: Axis, name: str, *, below: bool
+) -> list[str]:
+    """A dashed curve with its name below or above its last point."""
+    x, y = x_axis.place(points[-1][0]), y_axis.place(points[-1][1]) + (15 if below else -5)
+    return [
+        f'<path class="beside" d="{_path(points, x_axis, y_axis)}"/>',
+        f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="end">{escape(name)}</text>',
+    ]
+
+
+def _dots(points: Sequence[Point], x_axis: Axis, y_axis: Axis, name: str) -> list[str]:
+    """A dot per point that shows step and value under the pointer."""
+    return [
+        f'<circle class="dot" cx="{x_axis.place(step):.1f}" cy="{y_axis.place(value):.1f}" r="3">'
+        f"<title>step {step:,}: {escape(name)} {shown(value)}</title></circle>"
+        for step, value in points
+    ]
 
 
 def _path(points: Sequence[Point], x_axis: Axis, y_axis: Axis) -> str:

@@ -18,6 +18,7 @@ from sit_vit5.config import TrainConfig
 from sit_vit5.files import write_text
 from sit_vit5.page import definitions
 from sit_vit5.presets import backbone
+from sit_vit5.published import IMAGE_SIZE, SAMPLES, paper_name, published, rival
 from sit_vit5.run_folder import PAGE_FILE
 from sit_vit5.training.curves import Point, curve, shown
 from sit_vit5.training.page_grids import grids
@@ -51,7 +52,7 @@ def write_page(
         progress=f"{_step(rows) / config.steps:.4f}",
         numbers=_numbers(config, rows, events, running=state == "running"),
         facts=_facts(events),
-        curves=_curves(rows, events) + _evaluations(evaluations),
+        curves=_curves(rows, events) + _evaluations(config, evaluations),
         grids=grids(run),
         events=_events(events),
         changes=_changes(config),
@@ -126,17 +127,49 @@ def _curves(rows: Sequence[dict], events: Sequence[dict]) -> str:
     return "\n".join(figures)
 
 
-def _evaluations(evaluations: Sequence[dict]) -> str:
+def _evaluations(config: TrainConfig, evaluations: Sequence[dict]) -> str:
     """A curve of each metric of samples, and what it was at last."""
     figures = []
     for name in dict.fromkeys(name for row in evaluations for name in row["values"]):
         points: list[Point] = [
             (row["step"], row["values"][name]) for row in evaluations if name in row["values"]
         ]
-        title = f"{name} of samples of {evaluations[-1]['weights']}: {shown(points[-1][1])} at last"
-        drawing = curve(points, name=escape(name), log=False)
-        figures.append(f"<figure><figcaption>{escape(title)}</figcaption>{drawing}</figure>")
+        caption = (
+            f"{name} of samples of {evaluations[-1]['weights']}: {shown(points[-1][1])} at last"
+        )
+        beside = _published(config, name)
+        if beside:
+            caption += f". {_incomparable(config)}"
+        drawing = curve(points, name=escape(name), log=False, beside=beside)
+        figures.append(f"<figure><figcaption>{escape(caption)}</figcaption>{drawing}</figure>")
     return "\n" + "\n".join(figures)
+
+
+def _published(config: TrainConfig, metric: str) -> dict[str, list[Point]]:
+    """Published FID by step of the run's model and its rival; {} for other metrics or data."""
+    options, curves = config.evaluation, published().curves
+    imagenet = "imagenet" in Path(options.reference or "").name.lower()
+    if (
+        config.model not in curves
+        or not metric.startswith("FID-")
+        or not imagenet
+        or config.data.image_size != IMAGE_SIZE
+        or options.guidance_scale != 1
+    ):
+        return {}
+    models = filter(None, (config.model, rival(config.model)))
+    return {f"{paper_name(model)}, published": list(curves[model].items()) for model in models}
+
+
+def _incomparable(config: TrainConfig) -> str:
+    """Why the values of a run must not be compared with the published ones."""
+    options = config.evaluation
+    return (
+        f"Dashed: FID-50K without guidance ({published().curve_source}). It cannot be compared "
+        f"with this curve, of {options.num_samples:,} samples by {options.method} in "
+        f"{options.steps} steps: evaluate {SAMPLES:,} samples of a checkpoint by the SDE "
+        "(docs/reproduce.md)"
+    )
 
 
 def _events(events: Sequence[dict]) -> str:

@@ -22,6 +22,8 @@ svg text { fill: var(--soft); font-size: 12px; }
 .curve { stroke-width: 1; opacity: .35; }
 .mean { stroke-width: 2; }
 .mark { stroke: var(--warn); stroke-width: 1.5; stroke-dasharray: 4 4; fill: none; }
+.beside { stroke: var(--good); stroke-width: 1.5; stroke-dasharray: 6 4; fill: none; }
+.dot { fill: var(--good); }
 .hover rect { fill: transparent; }
 .hover circle { fill: none; }
 .hover:hover circle { fill: var(--accent); }

@@ -17,7 +17,7 @@ from sit_vit5.errors import UserError
 from sit_vit5.evaluation.evaluate import Evaluation, examine
 from sit_vit5.evaluation.inputs import Manifest
 from sit_vit5.evaluation.page import write_page
-from sit_vit5.evaluation.published import PUBLISHED
+from sit_vit5.evaluation.protocol import differences, protocol_notes, published_rows
 from sit_vit5.evaluation.real_sets import RealSet
 from sit_vit5.evaluation.report import page_path
 from sit_vit5.metrics.image_sets import array_set
@@ -186,7 +186,7 @@ def test_large_images_do_not_blow_the_page_up(imagenet, tmp_path):
 def test_published_values_stand_beside_those_of_imagenet_only(imagenet, tmp_path):
     text = Page(written(tmp_path, imagenet)).text
     assert "this evaluation" in text and "1.9" in text and "Not comparable" not in text
-    assert all(entry.model in text and entry.source in text for entry in PUBLISHED)
+    assert all(entry.model in text and entry.source in text for entry in published_rows())
     changes = {
         "extractor": {"features": "dinov2"},
         "image_shape": [64, 64, 3],
@@ -217,9 +217,51 @@ def test_what_keeps_values_from_being_compared_is_said(imagenet, tmp_path, chang
     assert "Not comparable as it stands" in text and said in text
 
 
+def made_by(step: int = 400_000, scale: float = 1.0, **changes) -> dict:
+    """A result of an unguided ViT-5-XL as its manifest tells it."""
+    guidance = {"scale": scale, "channels": changes.pop("channels", None)}
+    sampler = {"method": "euler_maruyama", "steps": 250, "guidance": guidance} | changes
+    settings = {"labels": "random", "model": "ViT5-XL/2", "step": step, "sampler": sampler}
+    manifest = {"class_names": [""] * 1000, "labels": [], "settings": settings}
+    return of_imagenet(manifest=manifest).result
+
+
+def test_an_unguided_result_stands_beside_the_published_curve(imagenet, tmp_path):
+    page = Page(written(tmp_path, replace(imagenet, result=made_by())))
+    assert "Beside the published training curve" in page.text
+    for row in ("ViT-5-XL/2, published18.716.414.6", "SiT-XL/2, published25.620.117.1"):
+        assert row in page.text.replace("\n", "")
+    assert "this evaluation1.9" in page.text.replace("\n", "")
+    assert protocol_notes(made_by()) == [
+        "published FID-50K without guidance at 400,000 steps: ViT-5-XL/2 14.6, SiT-XL/2 17.1 "
+        "(arXiv 2602.08071, figure 6, read off it)"
+    ]
+    for result in (made_by(scale=1.5, channels=3), imagenet.result):
+        page = Page(written(tmp_path, replace(imagenet, result=result)))
+        assert "training curve" not in page.text
+    assert protocol_notes(made_by(step=123)) == []
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"method": "heun", "steps": 50}, "sampled by the ODE solver heun"),
+        ({"steps": 50}, "50 steps of the SDE"),
+        ({"scale": 1.5}, "guided on all channels"),
+        ({"scale": 1.5, "channels": 4}, "guided on all channels"),
+    ],
+)
+def test_another_sampler_than_the_published_one_is_noted(changes, said):
+    result = made_by(**changes)
+    assert any(note.startswith(said) for note in protocol_notes(result))
+    assert any(text.startswith(said) for text in differences(result))
+    assert not protocol_notes(result | {"extractor": {"features": "dinov2"}})
+
+
 def test_published_values_are_those_of_the_configurations():
-    values = {(entry.model, entry.training, entry.guidance): entry for entry in PUBLISHED}
-    assert len(values) == len(PUBLISHED) and all(entry.source for entry in PUBLISHED)
+    values = {(entry.model, entry.training, entry.guidance): entry for entry in published_rows()}
+    assert len(values) == len(published_rows())
+    assert all(entry.source for entry in published_rows())
     for model, fid, score in (
         ("DiT-XL/2", 2.27, 278.2), ("SiT-XL/2", 2.06, 277.5), ("ViT-5-XL/2", 1.84, 282.7),
     ):  # fmt: skip

@@ -105,6 +105,43 @@ def test_page_without_rows_or_events_is_whole(tmp_path):
     assert "no value yet" in Page((tmp_path / "run.html").read_text()).text
 
 
+EVALUATED = {
+    "--data.image-size": 256, "--evaluation.every": 10, "--evaluation.num-samples": 10_000,
+    "--evaluation.reference": "x/VIRTUAL_imagenet256_labeled.npz", "--model": "ViT5-S/2",
+}  # fmt: skip
+
+
+def evaluated(run: Path, changes: dict, metric: str = "FID-10000") -> str:
+    """The page of a run that was evaluated twice."""
+    values = [{"step": n * 50_000, "weights": "ema", "values": {metric: 80.0}} for n in (1, 2)]
+    options = [word for pair in (EVALUATED | changes).items() for word in pair]
+    write_page(run, config(*options), rows(2), [], values)
+    return (run / "run.html").read_text()
+
+
+def test_published_values_are_drawn_beside_a_run_of_that_model(run):
+    text = evaluated(run, {})
+    assert text.count('class="beside"') == 2
+    assert "step 400,000: ViT-5-S/2, published 47.7" in text
+    assert "step 800,000: ViT-5-S/2, published 39.9" in text
+    assert "step 700,000: SiT-S/2, published 49.6" in text
+    assert "cannot be compared with this curve, of 10,000 samples by heun in 25 steps" in text
+
+
+@pytest.mark.parametrize(
+    ("changes", "metric"),
+    [
+        ({"--model": "ViT5-Nano/2"}, "FID-10000"),
+        ({}, "sFID-10000"),
+        ({"--evaluation.guidance-scale": 1.5}, "FID-10000"),
+        ({"--evaluation.reference": "flowers.npz"}, "FID-10000"),
+        ({"--data.image-size": 512}, "FID-10000"),
+    ],
+)
+def test_published_values_are_drawn_beside_no_other_run(run, changes, metric):
+    assert 'class="beside"' not in evaluated(run, changes, metric)
+
+
 def path_points(svg: str, kind: str) -> list[str]:
     (data,) = re.findall(rf'<path class="{kind}" d="([^"]*)"', svg)
     return re.findall("[ML]", data)
