@@ -24,7 +24,7 @@ from sit_vit5.models.denoiser import Denoiser
 from sit_vit5.models.fused import fused_kernels
 from sit_vit5.precision import autocast
 from sit_vit5.training.ema import Ema
-from sit_vit5.training.optimizer import build_optimizer
+from sit_vit5.training.optimizer import build_optimizers
 
 Run = Callable[[], object]
 
@@ -160,7 +160,7 @@ def inputs(batch: int, device: str) -> tuple[Tensor, Tensor, Tensor]:
 
 def step_of(model: Denoiser, x: Tensor, t: Tensor, labels: Tensor, precision: str) -> Run:
     """One training step as the trainer takes it."""
-    optimizer = build_optimizer(model, OptimizerConfig())
+    (optimizer,) = build_optimizers(model, OptimizerConfig())
     ema = Ema(model, EmaConfig())
 
     def step() -> None:

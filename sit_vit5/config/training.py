@@ -77,8 +77,10 @@ class ObjectiveConfig:
 
 @dataclass(frozen=True)
 class OptimizerConfig:
-    """AdamW with linear warm-up to a constant rate."""
+    """Optimizer with linear warm-up to a constant rate."""
 
+    name: Literal["adamw", "muon"] = "adamw"
+    """adamw, or muon for the matrices of the blocks and AdamW for everything else."""
     lr: float = 1e-4
     """Learning rate after warm-up, per optimizer step."""
     betas: tuple[float, float] = (0.9, 0.999)
@@ -89,6 +91,10 @@ class OptimizerConfig:
     """Decoupled weight decay per step, times lr."""
     warmup_steps: int = 0
     """Optimizer steps over which the rate rises linearly."""
+    momentum: float = 0.95
+    """Nesterov momentum of Muon."""
+    matrix_lr: float | None = None
+    """Learning rate of Muon's matrices, whose updates have AdamW's root mean square; None: lr."""
     clip_norm: float = 1.0
     """Largest gradient norm; 0 switches clipping off."""
 
@@ -228,6 +234,10 @@ def check_train(config: TrainConfig) -> None:
         raise UserError("objective.times_mean and times_std need objective.times logit_normal")
     if config.optimizer.eps == 0:
         raise UserError("optimizer.eps 0 must be above 0: a still weight would divide by zero")
+    if not 0 <= config.optimizer.momentum < 1:
+        raise UserError(f"optimizer.momentum {config.optimizer.momentum} must lie in [0, 1)")
+    if config.optimizer.name != "muon" and config.optimizer.matrix_lr is not None:
+        raise UserError("optimizer.matrix_lr needs optimizer.name muon")
     if not all(0 <= beta < 1 for beta in config.optimizer.betas):
         raise UserError(f"optimizer.betas {list(config.optimizer.betas)} must lie in [0, 1)")
     _check_ema(config.ema)

@@ -18,10 +18,10 @@ from sit_vit5.training import sharding
 from sit_vit5.training.ema import Ema
 from sit_vit5.training.init_from import init_from
 from sit_vit5.training.optimizer import (
-    build_optimizer,
-    learning_rate,
+    build_optimizers,
     load_optimizer_tensors,
     optimizer_tensors,
+    warmup,
 )
 
 
@@ -71,7 +71,7 @@ class Learner:
                 block.compile(dynamic=False)
         if shard is not None:
             shard(self.model)
-        self.optimizer = build_optimizer(self.model, config.optimizer)
+        self.optimizers = build_optimizers(self.model, config.optimizer)
         self.ema = Ema(self.model, config.ema)
         self._seen: dict[str, Tensor] = {}
 
@@ -80,9 +80,10 @@ class Learner:
         weights = checkpoint.weights()
         check_tensors(weights, self.model.state_dict(), checkpoint.folder)
         self._load(weights)
-        self.optimizer.state.clear()
+        for optimizer in self.optimizers:
+            optimizer.state.clear()
         if checkpoint.state.step > checkpoint.state.skipped_steps:  # else no step was taken yet
-            load_optimizer_tensors(self.optimizer, self.model, checkpoint.optimizer())
+            load_optimizer_tensors(self.optimizers, self.model, checkpoint.optimizer())
         averages = {name: checkpoint.weights(name) for name in self.config.ema.names}
         self.ema.load(averages, checkpoint.folder)
 
@@ -109,13 +110,17 @@ class Learner:
         config = self.config.optimizer
         clip = config.clip_norm or math.inf
         grad_norm = sharding.whole(torch.nn.utils.clip_grad_norm_(self.model.parameters(), clip))
-        for group in self.optimizer.param_groups:
-            group["lr"] = learning_rate(config, step)
-        # Read by torch's fused optimizers, as gradient scalers use it: 1 leaves all as it was.
         counts = grad_norm.isfinite() & (grad_norm <= limit)
-        self.optimizer.found_inf = (~counts).float()
-        self.optimizer.step()
-        self.optimizer.zero_grad(set_to_none=True)
+        for optimizer in self.optimizers:
+            for group in optimizer.param_groups:
+                group["lr"] = group["initial_lr"] * warmup(config, step)
+            # Read as by gradient scalers, on the device; others cannot skip a step by themselves.
+            if getattr(optimizer, "_step_supports_amp_scaling", False):
+                optimizer.found_inf = (~counts).float()
+            elif not counts:
+                continue
+            optimizer.step()
+        self.model.zero_grad(set_to_none=True)
         return grad_norm
 
     def average(self, step: int) -> None:
@@ -163,7 +168,7 @@ class Learner:
         """What a checkpoint holds, by the name of its file: cut, if the model is."""
         return {
             **{name: self.weights(name) for name in ("raw", *self.ema.averages)},
-            "optimizer": optimizer_tensors(self.optimizer, self.model),
+            "optimizer": optimizer_tensors(self.optimizers, self.model),
         }
 
     def _network(self) -> Denoiser:

@@ -19,8 +19,8 @@ from sit_vit5.run_folder import CONFIG_FILE, checkpoint_steps, latest_name, run_
 # A run is these values: others start a new run with --init-from. The codec's path may change, its
 # identity may not.
 FIXED_ON_RESUME = (
-    "backbone", "codec.name", "objective", "ema.decays", "ema.warmup", "ema.widths",
-    "ema.snapshot_every", "seed", "name", "output_dir", "init_from",
+    "backbone", "codec.name", "objective", "optimizer.name", "ema.decays", "ema.warmup",
+    "ema.widths", "ema.snapshot_every", "seed", "name", "output_dir", "init_from",
 )  # fmt: skip
 
 

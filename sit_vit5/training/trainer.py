@@ -38,7 +38,7 @@ from sit_vit5.training.evaluation import Evaluation, evaluate
 from sit_vit5.training.interrupt import Interrupt
 from sit_vit5.training.learner import Learner
 from sit_vit5.training.objective import Objective
-from sit_vit5.training.optimizer import learning_rate
+from sit_vit5.training.optimizer import warmup
 from sit_vit5.training.run_log import RunLog, report_bad_images
 from sit_vit5.training.saver import Saver
 from sit_vit5.training.sharding import shard
@@ -286,7 +286,7 @@ class Trainer:
                 images=steps.images_seen,
                 loss=loss,
                 grad_norm=steps.grad_norm,
-                lr=learning_rate(self.config.optimizer, self.step - 1),
+                lr=self.config.optimizer.lr * warmup(self.config.optimizer, self.step - 1),
                 skipped_steps=steps.watchdog.skipped,
             )
 

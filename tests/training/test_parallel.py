@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 from helpers import ROOT, TINY, assert_equal, command_environment, command_line, final_tensors
 from test_trainer import config, rows, trainer
 
@@ -38,6 +39,7 @@ def folder(tmp_path_factory) -> Path:
     def resumed(name: str, *argv: object) -> list[object]:
         return ["--resume", folder / name, "--steps", 6, *argv]
 
+    muon = ("--optimizer.name", "muon")
     cut, widths = ("--parallel", "fsdp2"), ("--ema.widths", 0.1, "--ema.snapshot-every", 6)
     evaluated = (
         "--evaluation.every", 6, "--evaluation.reference", "digits:held-out", "--evaluation.steps",
@@ -63,10 +65,15 @@ def folder(tmp_path_factory) -> Path:
         ),
         fresh("cut stopped", *cut, "--steps", 3),
         resumed("cut stopped"),
+        fresh("muon two", *muon),
+        fresh("muon stopped", *muon, "--steps", 3),
+        resumed("muon stopped"),
+        fresh("muon cut", *cut, *muon),
         ["ACCELERATE_USE_FSDP=true", "FSDP_VERSION=2", *fresh("told", "--steps", 2)],
     )
     (folder / "two.txt").write_text(said)
     trainer(config(folder, "--accumulation", 2, name="one")).run()
+    trainer(config(folder, "--accumulation", 2, *muon, name="muon one")).run()
     moved = open_checkpoint(folder / "moved").config
     trainer(replace(moved, steps=4), resume=folder / "moved").run()
     launch(4, resumed("moved", *cut), fresh("four", *cut, *evaluated))
@@ -82,7 +89,18 @@ def test_processes_train_like_one_up_to_rounding(folder, name):
     assert losses[0] == pytest.approx(losses[1], rel=1e-5)
 
 
-@pytest.mark.parametrize(("whole", "stopped"), [("two", "stopped"), ("cut", "cut stopped")])
+@pytest.mark.parametrize("name", ["muon two", "muon cut"])
+def test_processes_share_muons_matrices_up_to_rounding(folder, name):
+    one, many = final_tensors(folder / "muon one"), final_tensors(folder / name)
+    assert "optimizer/momentum.blocks.0.attention.qkv.weight" in one
+    for key in one:
+        torch.testing.assert_close(many[key], one[key], atol=1e-6, rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("whole", "stopped"),
+    [("two", "stopped"), ("cut", "cut stopped"), ("muon two", "muon stopped")],
+)
 def test_a_resumed_run_equals_the_undisturbed_one_to_the_bit(folder, whole, stopped):
     stopped = final_tensors(folder / stopped)
     whole = {key: tensor for key, tensor in final_tensors(folder / whole).items() if key in stopped}
@@ -96,7 +114,7 @@ def test_a_cut_model_is_saved_drawn_and_snapshot_whole(folder):
         ["step_0000006_width_0.1.safetensors"]
     ] * 2
     said = (folder / "two.txt").read_text()
-    assert said.count("cut over the processes") == 4  # cut, cut stopped twice, told
+    assert said.count("cut over the processes") == 5  # cut, cut stopped twice, muon cut, told
 
 
 def test_processes_draw_and_evaluate_the_same_samples(folder):

@@ -8,63 +8,13 @@ import signal
 
 import pytest
 import torch
-from torch import nn
 
-from sit_vit5.config import OptimizerConfig, TrainConfig
+from sit_vit5.config import TrainConfig
 from sit_vit5.errors import UserError
 from sit_vit5.training.banner import check_first_latents
 from sit_vit5.training.interrupt import Interrupt
-from sit_vit5.training.optimizer import (
-    build_optimizer,
-    learning_rate,
-    load_optimizer_tensors,
-    optimizer_tensors,
-)
 from sit_vit5.training.run import check_image_size
 from sit_vit5.training.run_log import RunLog, report_bad_images
-
-
-def test_learning_rate_rises_linearly_and_stays():
-    config = OptimizerConfig(lr=1.0, warmup_steps=4)
-    assert [learning_rate(config, step) for step in range(6)] == [0.25, 0.5, 0.75, 1, 1, 1]
-    assert learning_rate(OptimizerConfig(lr=0.5), 0) == 0.5
-
-
-def test_optimizer_state_survives_a_round_trip_to_the_bit():
-    def step(model, optimizer, value):
-        (model.weight * value).square().sum().backward()
-        optimizer.step()
-        optimizer.zero_grad()
-
-    torch.manual_seed(0)
-    first, config = nn.Linear(3, 3, bias=False), OptimizerConfig(lr=0.1)
-    optimizer = build_optimizer(first, config)
-    step(first, optimizer, 2.0)
-    second = nn.Linear(3, 3, bias=False)
-    second.load_state_dict(first.state_dict())
-    other = build_optimizer(second, config)
-    tensors = {k: t.clone() for k, t in optimizer_tensors(optimizer, first).items()}
-    load_optimizer_tensors(other, second, tensors)
-    step(first, optimizer, 3.0)
-    step(second, other, 3.0)
-    assert (first.weight == second.weight).all()
-    del tensors["exp_avg.weight"]
-    with pytest.raises(UserError, match="lacks weight"):
-        load_optimizer_tensors(other, second, tensors)
-    with pytest.raises(UserError, match="lacks weight"):
-        load_optimizer_tensors(other, second, {})
-
-
-def test_betas_eps_and_weight_decay_reach_the_optimizer():
-    config = OptimizerConfig(lr=0.3, betas=(0.5, 0.6), eps=0.1, weight_decay=0.2)
-    (group,) = build_optimizer(nn.Linear(2, 2), config).param_groups
-    found = (group["lr"], group["betas"], group["eps"], group["weight_decay"])
-    assert found == (0.3, (0.5, 0.6), 0.1, 0.2)
-
-
-def test_low_precision_master_weights_are_refused():
-    with pytest.raises(UserError, match="must be fp32"):
-        build_optimizer(nn.Linear(2, 2).bfloat16(), OptimizerConfig())
 
 
 def test_first_signal_is_remembered_and_a_second_ctrl_c_stops_at_once():
