@@ -19,7 +19,7 @@ import numpy as np
 from numpy.lib.format import open_memmap
 
 from sit_vit5.errors import UserError, brief
-from sit_vit5.files import replacing
+from sit_vit5.files import check_readable, replacing
 
 
 @dataclass(frozen=True)
@@ -91,6 +91,7 @@ class StoredArray:
 
 def members(path: Path) -> dict[str, zipfile.ZipInfo]:
     """The arrays of an npz by name."""
+    check_readable(path)
     try:
         with zipfile.ZipFile(path) as archive:
             return {_key(info.filename): info for info in archive.infolist()}
@@ -113,6 +114,7 @@ def find_member(path: Path, info: zipfile.ZipInfo) -> StoredArray:
 
 def find_npy(path: Path) -> StoredArray:
     """The array of an .npy file."""
+    check_readable(path)
     with _one_line(str(path)), path.open("rb") as file:
         shape, fortran, dtype = _read_header(file)
         found = StoredArray(path, "", shape, dtype, fortran, file.tell())

@@ -56,6 +56,15 @@ def check_plain(path: Path) -> None:
     raise UserError(f"cannot write {path}: it is {kind}; remove it or choose another folder")
 
 
+def check_readable(path: Path) -> None:
+    """Refuses a pipe or device: whoever opens it for reading may wait for ever, or read for ever.
+
+    What is absent or a folder is left to the reader.
+    """
+    if path.exists() and not (path.is_file() or path.is_dir()):
+        raise UserError(f"{path} is a pipe or another special file; save its content as a file")
+
+
 @contextmanager
 def replacing(path: Path, *, durable: bool = True) -> Iterator[Path]:
     """The name of a temporary file, which becomes `path` in one step if the block ends well.
@@ -82,9 +91,12 @@ def replacing(path: Path, *, durable: bool = True) -> Iterator[Path]:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Replaces `path` by `text` in one step: a reader sees the old content or the new."""
+    """Replaces `path` by `text` in one step: a reader sees the old content or the new.
+
+    File names may hold bytes that are not UTF-8; they are written escaped.
+    """
     with replacing(path) as partial:
-        partial.write_text(text, encoding="utf-8")
+        partial.write_text(text, encoding="utf-8", errors="backslashreplace")
 
 
 def save_image(path: Path, image: Image, **options: object) -> None:
@@ -109,7 +121,9 @@ def remove_own(folder: Path, names: Iterable[str]) -> None:
 
 def write_json(path: Path, value: dict) -> None:
     """Writes `value` as indented JSON in one step; a list of numbers stays on one line."""
-    text = json.dumps(value, indent=2, allow_nan=False)
+    text = json.dumps(value, indent=2, allow_nan=False, ensure_ascii=False)
+    # Bytes of a file name that are not UTF-8: as escapes of JSON no reader would take them.
+    text = re.sub("[\ud800-\udfff]", lambda found: rf"\\u{ord(found[0]):x}", text)
     text = re.sub(r"\[[-+\d.,eE\s]*\]", lambda numbers: " ".join(numbers[0].split()), text)
     write_text(path, text + "\n")
 
@@ -121,6 +135,7 @@ def read_json(path: Path, kind: type[Value] = dict, *, remedy: str = "") -> Valu
     for an integer, ranges by `Annotated[int, Ge(1)]`. Unknown keys are ignored.
     remedy: what to do if the file is damaged, such as "use another checkpoint of the run".
     """
+    check_readable(path)
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, ValueError) as error:

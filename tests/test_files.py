@@ -12,7 +12,7 @@ import pytest
 from annotated_types import Ge
 from PIL import Image
 
-from sit_vit5.arrays import allocate_npy, write_npz
+from sit_vit5.arrays import allocate_npy, find_npy, members, write_npz
 from sit_vit5.errors import UserError
 from sit_vit5.files import (
     check_output,
@@ -122,6 +122,21 @@ def test_replacing_keeps_the_old_file_on_an_error(tmp_path):
 def test_check_output_refuses_devices_and_folders(path):
     with pytest.raises(UserError, match=f"cannot write {path}: it is a"):
         check_output(Path(path))
+
+
+def test_names_that_are_not_utf8_are_written_escaped(tmp_path):
+    name = os.fsdecode(b"\xc3\xbc\xff.png")
+    write_json(tmp_path / "a.json", {"name": name, "face": "\U0001f600"})
+    assert read_json(tmp_path / "a.json") == {"name": "\xfc\\udcff.png", "face": "\U0001f600"}
+    write_text(tmp_path / "a.txt", name)
+    assert (tmp_path / "a.txt").read_text(encoding="utf-8") == "\xfc\\udcff.png"
+
+
+@pytest.mark.parametrize("read", [read_json, members, find_npy])
+def test_readers_do_not_wait_for_pipes(tmp_path, read):
+    os.mkfifo(tmp_path / "a")
+    with pytest.raises(UserError, match="a is a pipe or another special file; save"):
+        read(tmp_path / "a")
 
 
 def test_remove_own_keeps_foreign_files(tmp_path):

@@ -40,6 +40,17 @@ class Normalisation:
         _check(scale, mean, std, config["latent_channels"])
         return cls(tuple(scale / number for number in std), tuple(mean))
 
+    @property
+    def usable(self) -> bool:
+        """Whether all are finite numbers, and no scale is 0."""
+        numbers = (*self.scale, *self.shift)
+        real = all(type(number) in (int, float) and math.isfinite(number) for number in numbers)
+        return real and all(self.scale) and bool(self.scale) and bool(self.shift)
+
+    def fits(self, channels: int) -> bool:
+        """Whether scale and shift are one number, or one for each of these channels."""
+        return {len(self.scale), len(self.shift)} <= {1, channels}
+
     def record(self) -> dict:
         """For a codec's identity; a single number is written as one, a shift of 0 not at all."""
         found = {"scale": _shortest(self.scale), "shift": _shortest(self.shift)}

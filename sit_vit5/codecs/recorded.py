@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
+from annotated_types import Predicate
 from torch import Tensor
 
 from sit_vit5.codecs.normalisation import Normalisation, draw_latents
 from sit_vit5.errors import UserError
+from sit_vit5.files import parse_json
 
 if TYPE_CHECKING:
     from sit_vit5.codecs import Codec
+
+
+def _tells_a_codec(identity: dict) -> bool:
+    name = identity.get("name")
+    return isinstance(name, str) and name != "" and Normalisation.of(identity).usable
 
 
 @dataclass(frozen=True)
@@ -23,7 +31,7 @@ class RecordedCodec:
     """
 
     name: str
-    identity: dict
+    identity: Annotated[dict, Predicate(_tells_a_codec)]
     draws_noise: bool
     origin: dict
 
@@ -33,14 +41,17 @@ class RecordedCodec:
         return cls(name, codec.identity, codec.draws_noise, codec.origin)
 
     @classmethod
-    def read(cls, record: dict) -> RecordedCodec:
-        """The codec that `record` wrote."""
-        types = {"name": str, "identity": dict, "draws_noise": bool, "origin": dict}
-        if record.keys() != types.keys() or not all(
-            isinstance(record[key], kind) for key, kind in types.items()
-        ):
-            raise UserError(f"{record} does not describe a codec; encode again")
-        return cls(**record)
+    def read(cls, record: dict, *, channels: int) -> RecordedCodec:
+        """The codec that `record` wrote. channels: of the latents it normalises."""
+        found = parse_json(
+            json.dumps(record), cls, source="the codec of the latent cache", remedy="encode again"
+        )
+        if not Normalisation.of(found.identity).fits(channels):
+            raise UserError(
+                f"the codec of the latent cache normalises other than {channels} channels; encode "
+                "again"
+            )
+        return found
 
     def record(self) -> dict:
         """As JSON values."""

@@ -16,6 +16,7 @@ _AT_LEAST = {
     "batch_size": 1,
     "accumulation": 1,
     "shard_size": 1,
+    "sample": 1,
     "log_every": 1,
     "max_skipped": 1,
     "seed": 0,

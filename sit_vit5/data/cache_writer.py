@@ -8,15 +8,20 @@ from __future__ import annotations
 import os
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Annotated
 
 import numpy as np
+from annotated_types import Ge
 
 from sit_vit5.data.latent_cache import (
+    CHANGED,
     INDEX_FILE,
     LABELS_FILE,
     SCHEMA,
     SETTINGS_FILE,
+    PerChannel,
     Shard,
+    check_shard,
     shard_name,
     versions,
 )
@@ -52,6 +57,11 @@ class Layout:
         return range(-(-self.count // self.shard_size))
 
     @property
+    def latent_channels(self) -> int:
+        """Channels of the latents that a model sees."""
+        return self.moments_shape[0] // (2 if self.draws_noise else 1)
+
+    @property
     def image_bytes(self) -> int:
         """Bytes of one image with its mirror."""
         return self.mirrors * int(np.prod(self.moments_shape)) * np.dtype(self.dtype).itemsize
@@ -59,6 +69,17 @@ class Layout:
     def indices(self, shard: int) -> range:
         """Images of the source that belong to a shard."""
         return range(shard * self.shard_size, min((shard + 1) * self.shard_size, self.count))
+
+
+@dataclass(frozen=True)
+class Facts:
+    """A shard's JSON file. bad: why images are left out, by index; sums: per channel."""
+
+    count: Annotated[int, Ge(0)]
+    sha256: str
+    bad: dict[int, str]
+    sum: PerChannel
+    sum_of_squares: PerChannel
 
 
 class ShardWriter:
@@ -75,13 +96,15 @@ class ShardWriter:
             self.facts.unlink(missing_ok=True)  # of a shard that was taken away
         elif not self.facts.exists():  # killed between the two
             os.replace(self.final, self.partial)
-        found = read_json(self.bad_file) if self.bad_file.exists() else {}
-        self.bad = {int(index): reason for index, reason in found.items()}
+        self.bad = _read_bad(self.bad_file, layout.indices(number))
+        good = [index for index in layout.indices(number) if index not in self.bad]
         self.done = 0
         check_plain(self.partial)
         if self.partial.exists():
             self.done = self.partial.stat().st_size // layout.image_bytes
-        good = [index for index in layout.indices(number) if index not in self.bad]
+        if self.done > len(good):  # it is of another shard
+            self.partial.unlink()
+            self.done = 0
         self.missing = good[self.done :]
 
     def append(self, moments: np.ndarray, bad: dict[int, str]) -> None:
@@ -117,7 +140,7 @@ class ShardWriter:
     def _sums(self) -> dict:
         """Sums over images and pixels, per channel, of the latents and of their squares."""
         if self.done == 0:
-            return {"sum": 0.0, "sum_of_squares": 0.0}
+            return {"sum": [0.0], "sum_of_squares": [0.0]}
         shape = (self.done, self.layout.mirrors, *self.layout.moments_shape)
         stored = np.memmap(self.final, self.layout.dtype, "r", shape=shape)
         sums = []
@@ -146,12 +169,17 @@ def check_folder(folder: Path) -> None:
 
 
 def missing_shards(folder: Path, layout: Layout) -> list[int]:
-    """Numbers of the shards that are not finished: a file of theirs is not there."""
-    return [
-        number
-        for number in layout.shards
-        if not all((folder / f"{shard_name(number)}{end}").exists() for end in (".bin", ".json"))
-    ]
+    """Numbers of the shards that are not finished: a file of theirs is not there.
+
+    Refuses a finished one that is not what was written.
+    """
+    missing = []
+    for number in layout.shards:
+        if all((folder / f"{shard_name(number)}{end}").exists() for end in (".bin", ".json")):
+            _read_facts(folder, layout, number)
+        else:
+            missing.append(number)
+    return missing
 
 
 def bytes_to_write(folder: Path, layout: Layout) -> int:
@@ -162,8 +190,8 @@ def bytes_to_write(folder: Path, layout: Layout) -> int:
 
 def left_out(folder: Path, layout: Layout) -> dict[int, str]:
     """Why the images that are in no shard cannot be decoded, by index; refuses many of them."""
-    facts = _facts(folder, layout).values()
-    bad = {int(index): reason for fact in facts for index, reason in fact["bad"].items()}
+    facts = [_read_facts(folder, layout, number) for number in layout.shards]
+    bad = {index: reason for fact in facts for index, reason in fact.bad.items()}
     if len(bad) > MAX_BAD * layout.count:
         first = min(bad)
         raise UserError(
@@ -181,14 +209,14 @@ def write_index(
     settings: what the index keeps beside the shards. labels: of all images of the source, (N,).
     bad: those that are `left_out`.
     """
-    facts = _facts(folder, layout)
+    facts = {number: _read_facts(folder, layout, number) for number in layout.shards}
     good = np.setdiff1d(np.arange(layout.count), list(bad))
     with replacing(folder / LABELS_FILE) as partial, partial.open("wb") as file:
         np.save(file, labels[good].astype(np.int64), allow_pickle=False)
     shards = [
-        asdict(Shard(f"{shard_name(number)}.bin", fact["count"], fact["sha256"]))
+        asdict(Shard(f"{shard_name(number)}.bin", fact.count, fact.sha256))
         for number, fact in facts.items()
-        if fact["count"]
+        if fact.count
     ]
     index = {
         "schema": SCHEMA,
@@ -201,15 +229,34 @@ def write_index(
     write_json(folder / INDEX_FILE, index | settings | {"shards": shards})
 
 
-def _facts(folder: Path, layout: Layout) -> dict[int, dict]:
-    """What `ShardWriter.finish` wrote of every shard, by its number."""
-    return {number: read_json(folder / f"{shard_name(number)}.json") for number in layout.shards}
+def _read_facts(folder: Path, layout: Layout, number: int) -> Facts:
+    """What `ShardWriter.finish` wrote of a shard, which must be there and fit it."""
+    path, indices = folder / f"{shard_name(number)}.json", layout.indices(number)
+    facts = read_json(path, Facts, remedy=CHANGED)
+    if not (facts.bad.keys() <= set(indices) and facts.count + len(facts.bad) == len(indices)):
+        raise UserError(
+            f"{path} tells of {facts.count} images and {len(facts.bad)} bad ones, the shard has "
+            f"{len(indices)}; {CHANGED}"
+        )
+    channels = layout.latent_channels if facts.count else 1
+    if {len(facts.sum), len(facts.sum_of_squares)} != {channels}:
+        raise UserError(f"{path} holds sums of other than {channels} channels; {CHANGED}")
+    check_shard(folder / f"{shard_name(number)}.bin", facts.count * layout.image_bytes)
+    return facts
 
 
-def _statistics(facts: list[dict], layout: Layout, images: int) -> dict:
+def _read_bad(path: Path, indices: range) -> dict[int, str]:
+    """The images of a begun shard that cannot be decoded, by index."""
+    bad = read_json(path, dict[int, str], remedy=CHANGED) if path.exists() else {}
+    if not bad.keys() <= set(indices):
+        raise UserError(f"{path} names images of another shard; {CHANGED}")
+    return bad
+
+
+def _statistics(facts: list[Facts], layout: Layout, images: int) -> dict:
     """Mean and standard deviation of every channel before the normalisation."""
     values = images * layout.mirrors * int(np.prod(layout.moments_shape[1:]))
-    mean = sum(np.asarray(fact["sum"]) for fact in facts) / values
-    square = sum(np.asarray(fact["sum_of_squares"]) for fact in facts) / values
+    mean = sum(np.asarray(fact.sum) for fact in facts) / values
+    square = sum(np.asarray(fact.sum_of_squares) for fact in facts) / values
     variance = np.maximum(square - mean**2, 0)  # of equal images it may round to below 0
     return {"mean": mean.tolist(), "std": np.sqrt(variance).tolist()}

@@ -134,11 +134,13 @@ def encode(job: Job, processes: Processes) -> None:
 def prepare(job: Job) -> None:
     """Refuses other settings and a full disk; says what will be written."""
     from sit_vit5.data.cache_writer import bytes_to_write
-    from sit_vit5.data.latent_cache import SETTINGS_FILE
+    from sit_vit5.data.latent_cache import SETTINGS_FILE, Encoding
     from sit_vit5.files import check_same, check_space, read_json, write_json
 
     folder, layout, settings = job.folder, job.layout, job.settings()
     if (folder / SETTINGS_FILE).exists():
+        remedy = "it was changed; encode again with another --out"
+        read_json(folder / SETTINGS_FILE, Encoding, remedy=remedy)
         before = read_json(folder / SETTINGS_FILE)
         check_same(folder, compared(before), compared(settings), what="a latent cache")
     need = bytes_to_write(folder, layout)

@@ -13,7 +13,8 @@ from PIL import Image
 
 from sit_vit5.data.image_source import ImageSource, number_classes
 from sit_vit5.data.images import BadImage, read_rgb
-from sit_vit5.errors import UserError
+from sit_vit5.errors import UserError, brief
+from sit_vit5.files import check_readable
 
 if TYPE_CHECKING:
     import datasets
@@ -98,6 +99,8 @@ def load_rows(path: str, split: str) -> datasets.Dataset:
     # What it logs of a failure it also raises.
     logging.getLogger("datasets").setLevel(logging.CRITICAL)
     local = Path(path)
+    for file in [local, *local.rglob("*")]:
+        check_readable(file)
     try:
         if any((local / name).is_file() for name in SAVED):
             saved = datasets.load_from_disk(path)
@@ -108,8 +111,9 @@ def load_rows(path: str, split: str) -> datasets.Dataset:
         else:
             return datasets.load_dataset(path, split=split)
     except Exception as error:  # of the file system, the network, the hub, pyarrow
-        reason = " ".join(str(error).split())
-        raise UserError(f"{path} cannot be loaded ({type(error).__name__}: {reason})") from None
+        raise UserError(
+            f"{path} cannot be loaded ({type(error).__name__}: {brief(error)})"
+        ) from None
     splits = saved if isinstance(saved, datasets.DatasetDict) else {"train": saved}
     if split not in splits:
         raise UserError(

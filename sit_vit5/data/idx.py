@@ -13,6 +13,7 @@ import numpy as np
 from sit_vit5.data.image_source import ArrayImages, number_classes
 from sit_vit5.data.images import BadImage
 from sit_vit5.errors import UserError, choose
+from sit_vit5.files import check_readable
 
 UNSIGNED_BYTE = 8  # the header's code
 GZIP = b"\x1f\x8b"
@@ -81,6 +82,7 @@ def open_idx(
 ) -> IdxImages:
     """A file of images, its labels beside it; or those of a split in a folder."""
     file = find_images(path, split) if path.is_dir() else path
+    check_readable(file)
     if not file.is_file():
         raise UserError(f"{file} does not exist")
     images, labels = read_idx(file, dimensions=3), None

@@ -9,20 +9,34 @@ FOLDER/index.json         everything a reader needs; written last: without it th
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Annotated, Literal
 
 import numpy as np
+from annotated_types import Ge, MinLen, Predicate
 
 from sit_vit5 import __version__
-from sit_vit5.errors import UserError
+from sit_vit5.arrays import find_npy
+from sit_vit5.data.image_source import checked_names
+from sit_vit5.errors import UserError, brief
 from sit_vit5.files import file_hash, read_json
 
+try:
+    import resource
+except ImportError:  # Windows, which has no such limit
+    resource = None
+
 SCHEMA = 1
+MOST_MAPS = 4096  # memory maps of shards that are kept open
 SETTINGS_FILE, INDEX_FILE, LABELS_FILE = "encoding.json", "index.json", "labels.npy"
-DTYPES = ("float32", "float16")
+CHANGED = "it was changed; remove it and encode again: only what is missing is made"
+
+Count = Annotated[int, Ge(1)]
+Shape = tuple[Count, Count, Count]
+PerChannel = Annotated[tuple[float, ...], MinLen(1)]
 
 
 def shard_name(number: int) -> str:
@@ -30,13 +44,63 @@ def shard_name(number: int) -> str:
     return f"shard_{number:05d}"
 
 
+def _is_shard_file(name: str) -> bool:
+    return re.fullmatch(r"shard_\d{5,}\.bin", name) is not None
+
+
 @dataclass(frozen=True)
 class Shard:
     """One file of the cache. count: images in it; sha256: of its bytes."""
 
-    file: str
-    count: int
+    file: Annotated[str, Predicate(_is_shard_file)]
+    count: Count
     sha256: str
+
+
+@dataclass(frozen=True)
+class CodecRecord:
+    """As `codecs.recorded.RecordedCodec` writes and reads it."""
+
+    name: str
+    identity: dict
+    draws_noise: bool
+    origin: dict
+
+
+@dataclass(frozen=True)
+class Encoding:
+    """encoding.json: what decides the moments.
+
+    data: identity of the source. latent_shape: (c, h, w). moments_shape: (C, h, w).
+    """
+
+    data: dict
+    class_names: tuple[str, ...]
+    image_size: Count
+    latent_shape: Shape
+    moments_shape: Shape
+    mirrors: Literal[1, 2]
+    dtype: Literal["float32", "float16"]
+    codec: CodecRecord
+
+
+@dataclass(frozen=True)
+class Statistics:
+    """Of every channel of the latents before the normalisation."""
+
+    mean: PerChannel
+    std: PerChannel
+
+
+@dataclass(frozen=True)
+class Index(Encoding):
+    """index.json: everything a reader needs."""
+
+    schema: int
+    count: Count
+    labels_sha256: str
+    raw_latents: Statistics
+    shards: tuple[Shard, ...]
 
 
 class LatentCache:
@@ -59,25 +123,25 @@ class LatentCache:
     ):
         self.root = Path(path)
         index = read_index(self.root)
-        if image_size not in (None, index["image_size"]):
+        if image_size not in (None, index.image_size):
             raise UserError(
-                f"latent cache {self.root} was encoded from images of {index['image_size']} "
-                f"pixels, data.image_size is {image_size}; use {index['image_size']}, or encode "
-                "again"
+                f"latent cache {self.root} was encoded from images of {index.image_size} pixels, "
+                f"data.image_size is {image_size}; use {index.image_size}, or encode again"
             )
-        if mirrored and index["mirrors"] == 1:
+        if mirrored and index.mirrors == 1:
             raise UserError(
                 f"latent cache {self.root} holds no mirrored images; use --data.horizontal-flip "
                 "False, or encode again without it"
             )
-        self.item_shape = tuple(index["latent_shape"])
-        self.moments_shape = tuple(index["moments_shape"])
-        self.mirrors, self.dtype = index["mirrors"], np.dtype(index["dtype"])
-        self.codec, self.raw_latents = index["codec"], index["raw_latents"]
-        self.class_names = () if unconditional else tuple(index["class_names"])
-        self.shards = [Shard(**shard) for shard in index["shards"]]
+        self.item_shape, self.moments_shape = index.latent_shape, index.moments_shape
+        self.mirrors, self.dtype = index.mirrors, np.dtype(index.dtype)
+        self.codec, self.raw_latents = asdict(index.codec), index.raw_latents
+        self.class_names = () if unconditional else checked_names(index.class_names)
+        self.shards = index.shards
         labels = self._read_labels(index)
         self.labels = np.zeros_like(labels) if unconditional else labels
+        for shard in self.shards:
+            self._check_length(shard)
         # First image of every shard, and one past the last.
         self.starts = np.cumsum([0, *(shard.count for shard in self.shards)])
         self.identity = {
@@ -85,8 +149,6 @@ class LatentCache:
             "count": len(self),
             "sha256": file_hash(self.root / INDEX_FILE),
         }
-        for shard in self.shards:
-            self._check_length(shard)
         self._maps: dict[int, np.memmap] = {}
 
     def __len__(self) -> int:
@@ -110,26 +172,35 @@ class LatentCache:
 
     def shard(self, number: int) -> np.memmap:
         """The moments of one shard, (images, mirrors, C, h, w)."""
-        if number not in self._maps:
+        found = self._maps.pop(number, None)
+        if found is None:
             shard = self.shards[number]
             shape = (shard.count, self.mirrors, *self.moments_shape)
             self._check_length(shard)  # it may have gone since the start
-            self._maps[number] = np.memmap(self.root / shard.file, self.dtype, "r", shape=shape)
-        return self._maps[number]
+            # Every map keeps a file open: those unused for longest are closed.
+            while len(self._maps) >= _most_maps():
+                del self._maps[next(iter(self._maps))]
+            found = np.memmap(self.root / shard.file, self.dtype, "r", shape=shape)
+        self._maps[number] = found
+        return found
 
     def describe(self, index: int) -> str:
         """Where an image's moments lie, for messages."""
         shard = int(np.searchsorted(self.starts, index, side="right")) - 1
         return f"{self.root / self.shards[shard].file}, image {index - self.starts[shard]}"
 
-    def _read_labels(self, index: dict) -> np.ndarray:
+    def _read_labels(self, index: Index) -> np.ndarray:
         path = self.root / LABELS_FILE
-        if not path.is_file() or file_hash(path) != index["labels_sha256"]:
+        if not path.is_file() or file_hash(path) != index.labels_sha256:
             raise UserError(f"{path} is missing or was changed; encode again")
-        labels = np.load(path, allow_pickle=False)
-        if len(labels) != index["count"]:
-            raise UserError(f"{path} holds {len(labels)} labels for {index['count']} images")
-        classes = max(len(index["class_names"]), 1)
+        stored = find_npy(path)
+        if stored.dtype != np.int64 or stored.shape != (index.count,):
+            raise UserError(
+                f"{path} was changed: it holds {stored.dtype} {stored.shape}, not a label for each "
+                f"of {index.count} images; remove it and {INDEX_FILE}, and encode again"
+            )
+        labels = stored.read()
+        classes = max(len(index.class_names), 1)
         if labels.min() < 0 or labels.max() >= classes:
             raise UserError(
                 f"{path} holds labels from {labels.min()} to {labels.max()} for {classes} classes; "
@@ -139,15 +210,19 @@ class LatentCache:
 
     def _check_length(self, shard: Shard) -> None:
         path = self.root / shard.file
-        expected = shard.count * self.mirrors * int(np.prod(self.moments_shape))
-        expected *= self.dtype.itemsize
-        found = path.stat().st_size if path.is_file() else None
-        if found != expected:
-            state = "is missing" if found is None else f"holds {found} bytes, not {expected}"
-            raise UserError(
-                f"shard {path} {state}; remove it and {INDEX_FILE}, then run the encoding again: "
-                "only what is missing is made"
-            )
+        image = self.mirrors * math.prod(self.moments_shape) * self.dtype.itemsize
+        check_shard(path, shard.count * image)
+
+
+def check_shard(path: Path, expected: int) -> None:
+    """Refuses a shard that is missing or of another length. expected: its bytes."""
+    found = path.stat().st_size if path.is_file() else None
+    if found != expected:
+        state = "is missing" if found is None else f"holds {found} bytes, not {expected}"
+        raise UserError(
+            f"shard {path} {state}; remove it and {INDEX_FILE}, then run the encoding again: only "
+            "what is missing is made"
+        )
 
 
 def is_cache(path: Path) -> bool:
@@ -155,77 +230,51 @@ def is_cache(path: Path) -> bool:
     return any((path / name).is_file() for name in (INDEX_FILE, SETTINGS_FILE))
 
 
-def read_index(folder: Path) -> dict:
+def read_index(folder: Path) -> Index:
     """The index of a finished cache of this version."""
-    if not (folder / INDEX_FILE).is_file():
+    path = folder / INDEX_FILE
+    if not path.is_file():
         if (folder / SETTINGS_FILE).is_file():
             raise UserError(
                 f"latent cache {folder} is not complete; run its encoding again: only what is "
                 "missing is made"
             )
         raise UserError(f"{folder} is no latent cache: it has no {INDEX_FILE}")
-    index = read_json(folder / INDEX_FILE)
-    if index.get("schema") != SCHEMA:
+    schema = read_json(path, remedy=CHANGED).get("schema")
+    if schema != SCHEMA:
         raise UserError(
-            f"latent cache {folder} has schema {index.get('schema')}, this version reads {SCHEMA}; "
+            f"latent cache {folder} has schema {brief(schema)}, this version reads {SCHEMA}; "
             "encode again, or use the version that wrote it"
         )
-    wrong = _first_wrong(index)
-    if wrong is not None:
-        raise UserError(
-            f"{folder / INDEX_FILE} was changed: {wrong} is not what the encoding writes; remove "
-            "the file and encode again: only what is missing is made"
-        )
+    index = read_json(path, Index, remedy=CHANGED)
+    wrong = _contradiction(index)
+    if wrong:
+        raise UserError(f"{path} cannot be read: {wrong}; {CHANGED}")
     return index
 
 
-def _first_wrong(index: dict) -> str | None:
-    """The first entry of an index that is missing, or that no encoding writes."""
-    for key, is_right in _ENTRIES.items():
-        if key not in index or not is_right(index[key]):
-            return f"{key} {index.get(key)!r:.80}"
-    if sum(shard["count"] for shard in index["shards"]) != index["count"]:
-        return f"count {index['count']}, unlike the sum of the shards,"
-    return None
+def _contradiction(index: Index) -> str:
+    """The first entries of an index that do not fit one another, in words; empty without."""
+    if sum(shard.count for shard in index.shards) != index.count:
+        return f"count {index.count}, unlike the sum of the shards"
+    if len({shard.file for shard in index.shards}) < len(index.shards):
+        return "shards holds a file twice"
+    channels, *size = index.latent_shape
+    draws = 2 if index.codec.draws_noise else 1
+    if index.moments_shape != (channels * draws, *size):
+        return f"moments_shape {index.moments_shape} does not fit latent_shape"
+    statistics = index.raw_latents
+    if {len(statistics.mean), len(statistics.std)} != {channels}:
+        return f"raw_latents of other than {channels} channels"
+    return ""
 
 
-def _is_count(value: object) -> bool:
-    return type(value) is int and value > 0  # True is an int too
-
-
-def _is_shape(value: object) -> bool:
-    return isinstance(value, list) and len(value) == 3 and all(map(_is_count, value))
-
-
-def _is_shard(value: object) -> bool:
-    """A shard whose file lies in the cache."""
-    return (
-        isinstance(value, dict)
-        and value.keys() == {"file", "count", "sha256"}
-        and re.fullmatch(r"shard_\d{5,}\.bin", str(value["file"])) is not None
-        and _is_count(value["count"])
-        and isinstance(value["sha256"], str)
-    )
-
-
-def _is_list_of(is_right: Callable[[object], bool]) -> Callable[[object], bool]:
-    return lambda value: isinstance(value, list) and all(map(is_right, value))
-
-
-# What a reader needs of an index, and whether a value can be that.
-_ENTRIES: dict[str, Callable[[object], bool]] = {
-    "count": _is_count,
-    "image_size": _is_count,
-    "mirrors": lambda value: _is_count(value) and value <= 2,
-    "dtype": lambda value: value in DTYPES,
-    "latent_shape": _is_shape,
-    "moments_shape": _is_shape,
-    "class_names": _is_list_of(lambda name: isinstance(name, str)),
-    "codec": lambda value: isinstance(value, dict),
-    "raw_latents": lambda value: isinstance(value, dict) and value.keys() == {"mean", "std"},
-    "labels_sha256": lambda value: isinstance(value, str),
-    "shards": _is_list_of(_is_shard),
-}
+def _most_maps() -> int:
+    """How many maps are kept: half of the files that a process may open."""
+    if resource is None:
+        return MOST_MAPS
+    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return MOST_MAPS if limit < 0 else min(max(limit // 2, 1), MOST_MAPS)
 
 
 def versions() -> dict:

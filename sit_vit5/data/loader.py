@@ -108,6 +108,19 @@ class StepLoader:
         finally:
             stream.close()
 
+    def not_finite(self, step: int) -> list[str]:
+        """Cached images of a step's batch, in words, whose latents as trained on are not finite.
+
+        Of all ranks; to be asked when a step went wrong.
+        """
+        if self.source.kind != "moments":
+            return []  # uint8 images, and codecs that refuse such latents
+        places = range(self.plan.batch_size)
+        indices, mirrored = self.indices(step, places), self._flips(step, places)
+        latents = self._latents(indices, mirrored, step, places).images
+        bad = ~latents.isfinite().flatten(1).all(dim=1).numpy()
+        return [self.source.describe(int(index)) for index in indices[bad]]
+
     def _permutation(self, epoch: int) -> np.ndarray:
         return rng.generator(self.seed, "order", epoch).permutation(len(self.source))
 

@@ -24,6 +24,7 @@ from sit_vit5.data.image_source import ImageSource, number_classes
 from sit_vit5.data.images import EXTENSIONS, BadImage, read_rgb
 from sit_vit5.distributed import launch_rank
 from sit_vit5.errors import UserError
+from sit_vit5.files import check_readable
 from sit_vit5.progress import progress_bar
 
 LABEL = ".cls"
@@ -115,17 +116,33 @@ def find_tars(path: Path) -> list[Path]:
     if path.is_dir():
         found = [file for file in path.glob("*.tar") if file.name[0] != "."]
     else:
-        found = [path] if path.is_file() else list(path.parent.glob(path.name))
+        found = [path] if path.exists() else _matches(path)
+    found = sorted(file for file in found if not file.is_dir())
+    for file in found:
+        check_readable(file)
+        if not file.exists():
+            raise UserError(f"{file} is a link to nothing; fetch the tar or remove the link")
     if not found:
         raise UserError(f"{path} is no tar, folder of tars or pattern such as train-*.tar")
-    return sorted(found)
+    return found
+
+
+def _matches(pattern: Path) -> list[Path]:
+    try:
+        return list(pattern.parent.glob(pattern.name))
+    except (ValueError, NotImplementedError, IndexError, re.error):  # "**.tar", "", "["
+        return []
 
 
 def read_names(folder: Path) -> tuple[str, ...] | None:
     """The class names in a text file, one per line; None if there is none."""
     for name in NAME_FILES:
-        if (folder / name).is_file():
-            return tuple((folder / name).read_text(encoding="utf-8").splitlines())
+        file = folder / name
+        if file.is_file():
+            try:
+                return tuple(file.read_text(encoding="utf-8-sig").splitlines())
+            except ValueError:
+                raise UserError(f"{file} is not UTF-8 text; save it as UTF-8") from None
     return None
 
 

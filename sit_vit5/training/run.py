@@ -118,7 +118,7 @@ def open_codec(config: CodecConfig, source: Source | LatentCache) -> Codec | Rec
     """The codec that the configuration names; for a latent cache, what it records of its own."""
     if source.kind == "images":
         return build_codec(config.name, config.path)
-    recorded = RecordedCodec.read(source.codec)
+    recorded = RecordedCodec.read(source.codec, channels=source.item_shape[0])
     if recorded.name != config.name:
         raise UserError(
             f"latent cache {source.root} was encoded with codec.name {recorded.name}, the "

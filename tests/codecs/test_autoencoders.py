@@ -59,8 +59,9 @@ def test_latents_are_what_diffusers_pipelines_would_feed_a_model(folders, sort):
 def test_the_second_half_needs_no_network_and_the_noise_only_of_a_posterior(folders, sort):
     codec = build_codec("diffusers", folders[sort])
     recorded = RecordedCodec.of(codec, "diffusers")
-    recorded = RecordedCodec.read(json.loads(json.dumps(recorded.record())))
-    noise = torch.randn(2, *codec.latent_shape((3, 8, 12)))
+    shape = codec.latent_shape((3, 8, 12))
+    recorded = RecordedCodec.read(json.loads(json.dumps(recorded.record())), channels=shape[0])
+    noise = torch.randn(2, *shape)
     moments, latents = codec.moments(images()), codec.encode(images(), noise)
     assert torch.equal(codec.latents(moments, noise), latents)
     assert torch.equal(recorded.latents(moments, noise), latents)

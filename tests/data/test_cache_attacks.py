@@ -10,11 +10,17 @@ import pytest
 import torch
 from test_latent_cache import ALONE, content, job
 
+from sit_vit5.codecs.recorded import RecordedCodec
+from sit_vit5.config import CodecConfig
 from sit_vit5.data import encode as encoding
 from sit_vit5.data.cache_writer import Layout, ShardWriter, write_index
+from sit_vit5.data.inspect.cache import inspect_cache
 from sit_vit5.data.latent_cache import LatentCache
+from sit_vit5.data.loader import StepLoader
+from sit_vit5.distributed import BatchPlan
 from sit_vit5.errors import UserError
 from sit_vit5.files import file_hash
+from sit_vit5.training.run import open_codec
 
 
 @pytest.fixture
@@ -170,8 +176,119 @@ def test_an_edited_index_is_refused_with_the_entry(cache, key, value):
         del index[key]
     (cache / "index.json").write_text(json.dumps(index))
     named = "count 24, unlike the sum" if (key, value) == ("shards", []) else key
-    with pytest.raises(UserError, match=rf"index.json was changed: {named}.*encode again"):
+    with pytest.raises(UserError, match=rf"index.json cannot be read: {named}.*encode again"):
         LatentCache(cache)
+
+
+def edit(file: Path, **entries: object) -> None:
+    file.write_text(json.dumps(json.loads(file.read_text()) | entries))
+
+
+RECORD = {"name": "sd-vae-ema", "identity": {"name": "x"}, "draws_noise": True, "origin": {}}
+
+
+@pytest.mark.parametrize(
+    "identity",
+    [
+        {}, {"name": 5}, {"name": "x", "scale": "y"}, {"name": "x", "scale": 0},
+        {"name": "x", "shift": [None]}, {"name": "x", "scale": [1, 2]}, {"name": "x", "scale": []},
+    ],
+)  # fmt: skip
+def test_a_codec_that_normalises_nothing_is_refused(cache, identity):
+    edit(cache / "index.json", codec=RECORD | {"identity": identity})
+    for use in (inspect_cache, lambda cache, _: open_codec(CodecConfig(), cache)):
+        with pytest.raises(UserError, match="codec of the latent cache .*encode again"):
+            use(LatentCache(cache), None)
+
+
+@pytest.mark.parametrize(
+    ("entries", "named"),
+    [
+        ({"raw_latents": {"mean": ["x"] * 4, "std": [1.0] * 4}}, "raw_latents.mean.0"),
+        ({"raw_latents": {"mean": [1.0] * 3, "std": [1.0] * 4}}, "raw_latents of other than 4"),
+        ({"moments_shape": [4, 4, 4]}, "moments_shape .* does not fit latent_shape"),
+        ({"codec": RECORD | {"draws_noise": 1}}, "codec.draws_noise"),
+        ({"schema": "1"}, "has schema 1, this version reads 1"),
+    ],
+)
+def test_entries_that_contradict_one_another_are_refused(cache, entries, named):
+    edit(cache / "index.json", **entries)
+    with pytest.raises(UserError, match=f"{named}.*encode again"):
+        LatentCache(cache)
+
+
+@pytest.mark.parametrize(
+    "labels",
+    [np.zeros(24), np.zeros((24, 1), np.int64), np.full(24, None), np.zeros(23, np.int64), b"x"],
+    ids=["floats", "two-axes", "objects", "too-few", "garbage"],
+)
+def test_labels_of_another_type_are_refused(cache, labels):
+    file = cache / "labels.npy"
+    file.write_bytes(labels) if isinstance(labels, bytes) else np.save(file, labels)
+    edit(cache / "index.json", labels_sha256=file_hash(file))
+    with pytest.raises(UserError, match=r"labels.npy (was changed|cannot be read)"):
+        LatentCache(cache)
+
+
+def begun(cache: Path) -> Path:
+    for name in ("index.json", "shard_00001.bin", "shard_00001.json"):
+        (cache / name).unlink()
+    return cache
+
+
+FACTS = {"count": 10, "sha256": "", "bad": {}, "sum": [0] * 4, "sum_of_squares": [0] * 4}
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("encoding.json", "{}"),
+        ("encoding.json", "[" * 100_000),
+        ("shard_00000.json", "{}"),
+        ("shard_00000.json", json.dumps(FACTS | {"count": "x"})),
+        ("shard_00000.json", json.dumps(FACTS | {"count": 9})),
+        ("shard_00000.json", json.dumps(FACTS | {"sum": [0, 0]})),
+        ("shard_00000.json", json.dumps(FACTS | {"bad": {"12": "of another shard"}})),
+        ("shard_00000.bin", "x"),
+        ("shard_00001.bad", '{"x": "y"}'),
+        ("shard_00001.bad", '{"0": "of another shard"}'),
+    ],
+)  # fmt: skip
+def test_a_begun_cache_that_was_changed_gets_no_index(cache, image_folder, tiny_vae, name, content):
+    (begun(cache) / name).write_text(content)
+    with pytest.raises(UserError, match=f"{name} .*(encode|encoding) again"):
+        encoding.encode(job(cache, image_folder, tiny_vae), ALONE)
+    assert not (cache / "index.json").exists()
+
+
+def test_a_partial_shard_longer_than_its_shard_is_made_again(cache, image_folder, tiny_vae):
+    before = content(cache)
+    (begun(cache) / "shard_00001.bin.partial").write_bytes(before["shard_00001.bin"] * 2)
+    encoding.encode(job(cache, image_folder, tiny_vae), ALONE)
+    assert content(cache) == before
+
+
+def test_few_shards_are_open_at_a_time(cache, monkeypatch):
+    everything = np.arange(24)
+    moments, _ = LatentCache(cache).batch(everything, np.zeros(24, bool))
+    monkeypatch.setattr("sit_vit5.data.latent_cache._most_maps", lambda: 2)
+    few = LatentCache(cache)
+    for index in (0, 10, 20, 10, 0, 20):
+        assert (few.batch(everything[[index]], np.zeros(1, bool))[0][0] == moments[index]).all()
+        assert len(few._maps) <= 2
+    assert list(few._maps) == [0, 2]
+
+
+def test_images_that_are_not_finite_are_named(cache):
+    stored = np.memmap(cache / "shard_00001.bin", np.float32, "r+", shape=(10, 2, 8, 4, 4))
+    stored[2, :, 0, 1, 1] = np.inf
+    stored[7, :, 7, 0, 0] = 1e4  # a log-variance
+    stored.flush()
+    source = LatentCache(cache)
+    codec = RecordedCodec.read(source.codec, channels=4)
+    loader = StepLoader(source, BatchPlan(12), seed=0, horizontal_flip=True, posterior=codec)
+    named = loader.not_finite(0) + loader.not_finite(1)
+    assert sorted(named) == [f"{cache / 'shard_00001.bin'}, image {n}" for n in (2, 7)]
 
 
 @pytest.mark.parametrize("file", ["../x/shard_00001.bin", "/etc/passwd", "shard_1.bin\n", 3])
@@ -179,7 +296,7 @@ def test_a_shard_outside_the_cache_is_refused(cache, file):
     index = json.loads((cache / "index.json").read_text())
     index["shards"][1]["file"] = file
     (cache / "index.json").write_text(json.dumps(index))
-    with pytest.raises(UserError, match=r"index.json was changed: shards"):
+    with pytest.raises(UserError, match=r"index.json cannot be read: shards.1.file"):
         LatentCache(cache)
 
 

@@ -280,8 +280,8 @@ def test_the_index_states_mean_and_deviation_of_the_latents(cache):
     mean, log_variance = np.split(both.astype(np.float64), 2, axis=2)
     axes = (0, 1, 3, 4)
     variance = mean.var(axes) + np.exp(log_variance).mean(axes)
-    np.testing.assert_allclose(stored.raw_latents["mean"], mean.mean(axes), rtol=1e-9)
-    np.testing.assert_allclose(stored.raw_latents["std"], np.sqrt(variance), rtol=1e-9)
+    np.testing.assert_allclose(stored.raw_latents.mean, mean.mean(axes), rtol=1e-9)
+    np.testing.assert_allclose(stored.raw_latents.std, np.sqrt(variance), rtol=1e-9)
 
 
 def test_a_small_disk_and_a_second_encoder_are_said_before_the_work(

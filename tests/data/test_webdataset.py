@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import gzip
 import io
+import os
 import tarfile
 
 import pytest
-from builders import pixels, png, write_tar
+from builders import pixels, png, webdataset, write_tar
 
 from sit_vit5.data.images import BadImage
 from sit_vit5.data.webdataset import TarShards
@@ -133,4 +134,27 @@ def test_broken_long_headers_of_a_tar_are_named(kind, size, count, tmp_path):
     info.type, info.size = kind, size
     (tmp_path / "a.tar").write_bytes(info.tobuf(tarfile.GNU_FORMAT) * count + bytes(1024))
     with pytest.raises(UserError, match="a.tar is cut short, damaged or compressed"):
+        TarShards(tmp_path, 8)
+
+
+def test_pipes_folders_and_odd_patterns_are_no_tars(tmp_path):
+    os.mkfifo(tmp_path / "x.tar")
+    for path in (tmp_path, tmp_path / "x.tar", tmp_path / "*.tar"):
+        with pytest.raises(UserError, match="x.tar is a pipe or another special file"):
+            TarShards(path, 8)
+    (tmp_path / "x.tar").unlink()
+    (tmp_path / "x.tar").mkdir()
+    for name in ("x.tar", "**.tar", "***", "[", "no-*.tar", "\0"):
+        with pytest.raises(UserError, match="is no tar, folder of tars or pattern"):
+            TarShards(tmp_path / name, 8)
+    (tmp_path / "y.tar").symlink_to("nowhere")
+    with pytest.raises(UserError, match="y.tar is a link to nothing"):
+        TarShards(tmp_path, 8)
+
+
+@pytest.mark.parametrize("coded", [b"caf\xe9\nb\n", "cat\ndog".encode("utf-16")])
+def test_class_names_that_are_not_utf8_are_refused(tmp_path, coded):
+    webdataset(tmp_path, 0)
+    (tmp_path / "classes.txt").write_bytes(coded)
+    with pytest.raises(UserError, match="classes.txt is not UTF-8 text; save it as UTF-8"):
         TarShards(tmp_path, 8)

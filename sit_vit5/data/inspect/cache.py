@@ -20,7 +20,7 @@ from sit_vit5.errors import UserError
 
 def inspect_cache(cache: LatentCache, options: InspectConfig) -> None:
     """What a cache holds, whether it is what was written, and images from its latents."""
-    codec = RecordedCodec.read(cache.codec)
+    codec = RecordedCodec.read(cache.codec, channels=cache.item_shape[0])
     print(*describe_cache(cache, codec), sep="\n")
     if options.verify:
         problems = verify(cache)
@@ -58,8 +58,8 @@ def normalised_statistics(cache: LatentCache, codec: RecordedCodec) -> tuple[flo
     """Mean and standard deviation of all numbers that a model would see."""
     normalisation = Normalisation.of(codec.identity)
     scale, shift = (np.asarray(part) for part in (normalisation.scale, normalisation.shift))
-    mean = (np.asarray(cache.raw_latents["mean"]) - shift) * scale
-    variance = (np.asarray(cache.raw_latents["std"]) * scale) ** 2
+    mean = (np.asarray(cache.raw_latents.mean) - shift) * scale
+    variance = (np.asarray(cache.raw_latents.std) * scale) ** 2
     overall = variance.mean() + mean.var()  # within the channels, and between them
     return float(mean.mean()), float(np.sqrt(overall))
 
