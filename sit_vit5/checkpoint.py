@@ -17,15 +17,16 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 import torch
+from safetensors import safe_open
 from torch import Tensor
 
 from sit_vit5 import __version__
-from sit_vit5.cli import dump_config, load_config
+from sit_vit5.cli import dump_config, load_saved_config
 from sit_vit5.config import CheckpointConfig, TrainConfig
 from sit_vit5.errors import UserError
 from sit_vit5.files import new_folder, sync, write_json, write_text
 from sit_vit5.models.denoiser import Denoiser
-from sit_vit5.models.state_dict import load_weights
+from sit_vit5.models.state_dict import fold_gammas, load_weights
 from sit_vit5.run_folder import (
     CHECKPOINTS,
     CONFIG_FILE,
@@ -83,11 +84,19 @@ class Checkpoint:
 
     def weights(self, name: str = "raw") -> dict[str, Tensor]:
         """Weights on the CPU: raw, ema (the slowest average), ema_DECAY or ema_width_WIDTH."""
-        return _load(self.folder / self.weights_file(name))
+        weights = _load(self.folder / self.weights_file(name))
+        return fold_gammas(weights, self.config.backbone.recipe)
 
     def optimizer(self) -> dict[str, Tensor]:
         """The optimizer's state as named tensors."""
         return _load(self.folder / OPTIMIZER_FILE)
+
+    @property
+    def holds_gammas_of_a_sum(self) -> bool:
+        """Whether it was written with `layer_scale sum`; see `fold_gammas`."""
+        with safe_open(self.folder / self.weights_file("raw"), framework="pt") as file:
+            gammas = any(name.endswith(".gamma") for name in file.keys())
+        return gammas and self.config.backbone.recipe.layer_scale == "none"
 
     @property
     def resumable(self) -> bool:
@@ -221,7 +230,7 @@ def open_checkpoint(path: str | Path) -> Checkpoint:
         state = _state(raw)
     except (KeyError, TypeError, ValueError) as error:
         raise UserError(f"{folder / STATE_FILE} is not a checkpoint's state: {error}") from None
-    return Checkpoint(folder, load_config(folder / CONFIG_FILE), state)
+    return Checkpoint(folder, load_saved_config(folder / CONFIG_FILE), state)
 
 
 def _average_file(name: str) -> str:

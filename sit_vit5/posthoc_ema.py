@@ -43,7 +43,7 @@ def main(argv: list[str]) -> None:
     found = combine(list(stored), Profile(step, options.width))
     report(options.width, step, len(stored), found.residual)
     parts = dict(zip(stored.values(), found.coefficients, strict=True))
-    weights = weighted_sum(parts, checkpoint.folder / MODEL_FILE)
+    weights = weighted_sum(parts, checkpoint.folder / MODEL_FILE, checkpoint.config.backbone.recipe)
     import_checkpoint(
         target,
         state_at(checkpoint.state, step, checkpoint.config),

@@ -15,11 +15,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import Annotated, Literal
-
-from annotated_types import Ge, Gt, Le
-
-Theta = Annotated[float, Ge(1), Le(1e12)]
+from typing import Literal
 
 
 @dataclass(frozen=True)
@@ -34,9 +30,10 @@ class Recipe:
     """MLP: exact erf GELU, its tanh approximation of DiT and SiT, or a gated one."""
     mlp_bias: bool = True
     """Biases of the MLP's layers."""
-    layer_scale: Literal["none", "product", "sum"] = "sum"
-    """How LayerScale's gamma meets the adaLN gate: no gamma, gamma * gate, or gamma + gate."""
-    layer_scale_init: Annotated[float, Ge(-1000), Le(1000)] = 1e-4
+    layer_scale: Literal["none", "product", "instead"] = "product"
+    """LayerScale beside the adaLN gate: no gamma, gamma * gate, or gamma in the gate's place, where
+    adaLN has no gates. Without adaLN, as in the classifier: gamma alone."""
+    layer_scale_init: float = 1e-4
     """Initial value of gamma (unit: 1; unused with layer_scale none)."""
     qk_norm: bool = True
     """RMS norm of queries and keys per head, with a weight, before the rotation."""
@@ -50,19 +47,35 @@ class Recipe:
     """A learned logit per head that takes attention away from all tokens (GPT-oss)."""
     position: Literal["learned", "sincos", "none"] = "learned"
     """Absolute position of the patches; learned starts from the sin-cos table."""
-    rope_theta: Theta | None = 10000.0
+    rope_theta: float | None = 10000.0
     """Base of the 2D rotary frequencies of the patches; None: not rotated."""
-    rope_extent: Annotated[float, Gt(0), Le(1e6)] | None = None
+    rope_extent: float | None = None
     """Angle in radian of the fastest pair over a whole side, 0 in its middle; None: 1 per patch."""
-    registers: Annotated[int, Ge(0), Le(4096)] = 4
+    registers: int = 4
     """Number of register tokens after the patches."""
-    register_theta: Theta | None = 100.0
+    register_theta: float | None = 100.0
     """Base of the rotary frequencies of the registers' own square grid; None: not rotated."""
 
     @property
     def gated_mlp(self) -> bool:
         """Whether one half of the MLP's hidden channels filters the other."""
         return self.mlp in ("swiglu", "geglu", "clamped_swiglu")
+
+    @property
+    def modulation_vectors(self) -> int:
+        """Vectors that adaLN gives a block: shift, scale and, if there is one, gate per branch."""
+        return 4 if self.layer_scale == "instead" else 6
+
+
+def successor(layer_scale: str, *, conditional: bool = True) -> str:
+    """The present name of a `layer_scale` in a file.
+
+    `sum`, gamma + gate, was `none` under another name, since the gate has a bias, into which
+    `models.state_dict.fold_gammas` puts what gamma learned. Without adaLN it was gamma alone.
+    """
+    if layer_scale != "sum":
+        return layer_scale
+    return "none" if conditional else "product"
 
 
 VIT5 = Recipe()

@@ -16,8 +16,9 @@ from torch import Tensor
 
 from sit_vit5.errors import UserError
 from sit_vit5.files import check_regular_file, damaged, replacing
-from sit_vit5.models.state_dict import check_tensors
+from sit_vit5.models.state_dict import check_tensors, fold_gammas
 from sit_vit5.power_average import Profile
+from sit_vit5.recipes import Recipe
 from sit_vit5.run_folder import SNAPSHOTS, step_name
 from sit_vit5.tensors import check_values, write_tensors
 
@@ -54,26 +55,29 @@ def find_snapshots(run: Path) -> dict[Profile, Path]:
     return dict(sorted(found.items(), key=lambda item: (item[0].step, item[0].width)))
 
 
-def weighted_sum(parts: dict[Path, float], model: Path) -> dict[str, Tensor]:
+def weighted_sum(parts: dict[Path, float], model: Path, recipe: Recipe) -> dict[str, Tensor]:
     """Sum of coefficient times snapshot, fp32.
 
-    model: safetensors file of the same network. Read one tensor at a time: beyond the sum itself,
-    memory holds one tensor. Snapshots without weight are not read.
+    model: safetensors file of the same network, of the recipe. Read one tensor at a time: beyond
+    the sum itself, memory holds one tensor. Snapshots without weight are not read.
     """
-    expected = _header(model)
-    parts = {path: coefficient for path, coefficient in parts.items() if coefficient}
-    for path in parts:
-        check_tensors(_header(path), expected, path)
+    expected = fold_gammas(_header(model), recipe)
+    headers = {path: _header(path) for path, coefficient in parts.items() if coefficient}
+    for path, header in headers.items():
+        check_tensors(fold_gammas(header, recipe), expected, path)
     total = {
-        name: torch.zeros(tensor.shape, dtype=torch.float32) for name, tensor in expected.items()
+        name: torch.zeros(tensor.shape, dtype=torch.float32)
+        for header in headers.values()
+        for name, tensor in header.items()
     }
-    for path, coefficient in parts.items():
+    for path, header in headers.items():
         with safe_open(path, framework="pt") as file:
-            for name in total:
+            for name in header:
                 part = check_values(
                     {name: file.get_tensor(name)}, path, dtypes=TYPES, remedy=REMEDY
                 )
-                total[name].add_(part[name].float(), alpha=coefficient)
+                total[name].add_(part[name].float(), alpha=parts[path])
+    total = fold_gammas(total, recipe)  # a sum of folded snapshots is the folded sum
     return check_values(total, "the combination of snapshots", remedy="choose another --width")
 
 

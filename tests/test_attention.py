@@ -49,7 +49,7 @@ def weights_of(attention: Attention, x: torch.Tensor, rope: torch.Tensor | None)
     return attention.weights(q, k)
 
 
-def denoiser(layer_scale: str = "sum") -> Denoiser:
+def denoiser(layer_scale: str = "product") -> Denoiser:
     torch.manual_seed(0)
     recipe = replace(VIT5, layer_scale=layer_scale)
     backbone = Backbone(32, 2, 2, patch_size=2, recipe=recipe)
@@ -173,16 +173,20 @@ def test_scales_of_a_classifier_are_its_gammas_or_one():
 
 @pytest.mark.parametrize(
     ("layer_scale", "effective"),
-    [("sum", lambda g, a: g + a), ("product", lambda g, a: g * a), ("none", lambda g, a: a)],
+    [
+        ("product", lambda g, a: g * a),
+        ("none", lambda g, a: a),
+        ("instead", lambda g, a: g.expand(5, -1)),
+    ],
 )
 def test_scales_of_a_denoiser_are_what_the_recipe_makes_of_gamma_and_gate(layer_scale, effective):
     model, c = denoiser(layer_scale), torch.randn(5, 32)
     found = channel_scales(model.blocks, c)
     for block, scales in zip(model.blocks, found, strict=True):
-        rows = block.modulation.linear(c).reshape(5, 6, 32)
-        for gate, branch, place in ((block.gate1, "attention", 2), (block.gate2, "MLP", 5)):
-            expected = effective(getattr(gate, "gamma", None), rows[:, place])
-            torch.testing.assert_close(scales[branch], expected)
+        rows = block.modulation.linear(c).reshape(5, -1, 32)
+        for gate, branch, place in ((block.gate1, "attention", 2), (block.gate2, "MLP", -1)):
+            expected = effective(gate.gamma, rows[:, place])
+            torch.testing.assert_close(scales[branch].expand(5, -1), expected)
 
 
 def test_the_command_draws_a_classifier_at_its_own_and_another_size(tmp_path, capsys):

@@ -49,9 +49,6 @@ FLOORS = [
         "page",
         "progress",
         "streams",
-        "fields",
-        "flags",
-        "yaml_options",
     },
 ]
 LIGHT = (
@@ -62,9 +59,7 @@ LIGHT = (
     "run_folder",
     "distributed",
     "errors",
-    "fields",
     "files",
-    "flags",
     "rng",
     "plan.options",
     "export",

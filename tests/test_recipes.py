@@ -136,6 +136,20 @@ def test_a_header_names_its_own_file_run_and_steps(path):
     assert ("Published at 400k steps, no guidance" in text) == (parts(path)[0] != "dit")
 
 
+UNPUBLISHED = (
+    "layer_scale product", "positions learned", "no class token", "norms without weight",
+    "SiT's initialisation", "registers modulated", "N(0, 0.02)", "guidance channels", "SDE",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("path", [p for p in IMAGENET if parts(p)[0] == "vit5"], ids=stem)
+def test_a_vit5_header_lists_what_is_published_nowhere(path):
+    listed = " ".join(header(path).replace("#", " ").split("Not published for ViT-5")[1].split())
+    assert [choice for choice in UNPUBLISHED if choice not in listed] == []
+    recipe = load_config(path).backbone.recipe
+    assert (recipe.layer_scale, recipe.layer_scale_init, recipe.registers) == ("product", 1e-4, 4)
+
+
 @pytest.mark.parametrize("path", [*CONFIGS, *LAUNCHERS, SBATCH], ids=stem)
 def test_every_command_of_a_header_parses_and_its_files_exist(path, monkeypatch):
     monkeypatch.chdir(ROOT)

@@ -3,26 +3,24 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Literal
 
-from annotated_types import Ge, Le
-
+from sit_vit5.config.checks import check_values
 from sit_vit5.config.training import CodecConfig, DataConfig
 from sit_vit5.errors import UserError
-from sit_vit5.fields import BatchSize, FilePath, NumImages, check_values
 
 
 @dataclass(frozen=True)
 class EncodeConfig:
     """Encode a data set once, for training without the autoencoder: --data.path CACHE."""
 
-    out: FilePath
+    out: str
     """Folder of the latent cache; a begun one is completed."""
-    batch_size: BatchSize = 32
+    batch_size: int = 32
     """Images per encoder call and process, each with its mirror; halved when memory runs out."""
     dtype: Literal["float32", "float16"] = "float32"
     """Type of the stored numbers; float16 takes half the disk and rounds to 3 digits."""
-    shard_size: Annotated[int, Ge(1), Le(10**7)] = 4096
+    shard_size: int = 4096
     """Images per file."""
     data: DataConfig = DataConfig()
     codec: CodecConfig = CodecConfig()
@@ -35,9 +33,9 @@ class EncodeConfig:
 class InspectConfig:
     """Look at a data set or a latent cache before training on it."""
 
-    out: FilePath = "inspect.png"
+    out: str = "inspect.png"
     """Picture to write: a few images of the first classes."""
-    sample: NumImages = 1000
+    sample: int = 1000
     """Images that are decoded to look for oddities, drawn at random."""
     verify: bool = False
     """Decode every image; of a cache, read every number and compare the hashes."""

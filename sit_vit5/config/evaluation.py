@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Annotated, Literal
+from typing import Literal
 
-from annotated_types import Ge, Le, Lt
 from tyro.conf import Positional
 
+from sit_vit5.config.checks import check_values
 from sit_vit5.config.reference import RealDataConfig, check_weights
 from sit_vit5.config.sampling import (
     GenerateConfig,
@@ -17,20 +17,6 @@ from sit_vit5.config.sampling import (
     check_sampler,
 )
 from sit_vit5.errors import UserError
-from sit_vit5.fields import (
-    MOST_BLOCKS,
-    BatchSize,
-    EndDistance,
-    FilePath,
-    Fraction,
-    GuidanceScale,
-    ImageSize,
-    NumImages,
-    Seed,
-    SolverSteps,
-    Tolerance,
-    check_values,
-)
 
 
 @dataclass(frozen=True)
@@ -39,9 +25,9 @@ class ReportConfig:
 
     write: bool = True
     """Write it."""
-    out: FilePath | None = None
+    out: str | None = None
     """HTML to write; None: beside the JSON, report.html for metrics.json."""
-    images: Annotated[int, Ge(1), Le(10_000)] = 36
+    images: int = 36
     """Samples in its grid, drawn at random by the seed."""
 
 
@@ -49,32 +35,32 @@ class ReportConfig:
 class MetricsConfig:
     """Compare a set of samples with a reference."""
 
-    samples: Positional[FilePath]
+    samples: Positional[str]
     """samples.npz (arr_0, uint8, N H W C), a folder or zip of images, or a built-in set."""
-    reference: FilePath
+    reference: str
     """npz (arr_0, or mu and sigma, or all), a folder or zip of images, or a built-in set:
     digits:held-out."""
     metrics: tuple[str, ...] = ()
     """fid, sfid, is, precision_recall, kid; none given: all that features and reference allow."""
     features: str = "inception"
     """inception (torch-fidelity's InceptionV3), dinov2, timm:NAME (any model of timm), pixels."""
-    floor: FilePath | None = None
+    floor: str | None = None
     """A second real set compared with the reference: what a perfect model would score."""
     agreement: str | None = None
     """Labelled built-in set; reports how many samples its classifier assigns to the asked class."""
-    classes: FilePath | None = None
+    classes: str | None = None
     """Labelled real images for distances per class, as --data.path of train_sit.py takes them;
     None: the reference's own images, where they have labels."""
-    neighbours: FilePath | None = None
+    neighbours: str | None = None
     """Training images, as --data.path of train_sit.py takes them, a reference or digits:train: are
     samples copies of them? One pass over all of them."""
-    weights: FilePath | None = None
+    weights: str | None = None
     """File of the features' network, instead of its library's cache."""
-    inception_weights: FilePath | None = None
+    inception_weights: str | None = None
     """The same, under the name that Inception's weights have in the other commands."""
-    batch_size: BatchSize = 64
+    batch_size: int = 64
     """Images per feature batch; changes a network's features in their last bits only."""
-    bootstrap: Annotated[int, Ge(0), Le(10**6)] = 0
+    bootstrap: int = 0
     """Resamples for a 95% interval of fid, such as 20; about 10 s each for 50,000 images on two
     cores. 0: none."""
     extrapolate: bool = False
@@ -83,13 +69,13 @@ class MetricsConfig:
     """Also check the installation: the reference against itself, and one image in two batches."""
     keep_features: bool = True
     """Keep a network's features on the disk: another metric of the same images needs no pass."""
-    cache: FilePath | None = None
+    cache: str | None = None
     """Folder of kept features; None: ~/.cache/sit_vit5/features."""
-    cache_gigabytes: Annotated[float, Ge(0), Le(1e9)] = 10.0
+    cache_gigabytes: float = 10.0
     """Largest size of that folder in 10^9 bytes; features unused for longest are removed."""
-    seed: Seed = 0
+    seed: int = 0
     """Of the choice of images that are shown, and of those whose neighbours are sought."""
-    out: FilePath | None = None
+    out: str | None = None
     """JSON to write; None: metrics.json beside the samples."""
     report: ReportConfig = ReportConfig()
     real: RealDataConfig = RealDataConfig()
@@ -102,23 +88,23 @@ class MetricsConfig:
 class SweepConfig(GenerateConfig):
     """Rank guidance scales, guidance intervals and averages on a few samples of each."""
 
-    reference: FilePath
+    reference: str
     """npz (arr_0, or mu and sigma), a folder of images, or a built-in set: digits:held-out."""
-    scales: tuple[GuidanceScale, ...] = (1.0, 1.5, 2.0, 3.0)
+    scales: tuple[float, ...] = (1.0, 1.5, 2.0, 3.0)
     """Guidance scales; 1 is off and runs once, whatever the intervals."""
     intervals: tuple[str, ...] = ("0,1",)
     """Guidance intervals LOW,HIGH such as 0,1 0.3,1, in guidance.interval_unit."""
     weights: tuple[str, ...] = ()
     """raw, ema (the slowest average), ema_DECAY or ema_width_WIDTH; none given: every average."""
-    num_samples: NumImages = 500
+    num_samples: int = 500
     """Images per cell; all cells share noise and labels."""
     features: str = "inception"
     """inception (torch-fidelity's InceptionV3), dinov2, timm:NAME (any model of timm), pixels."""
     agreement: str | None = None
     """Labelled built-in set (digits): also the share of samples classified as asked."""
-    inception_weights: FilePath | None = None
+    inception_weights: str | None = None
     """File of the features' network, Inception or another, instead of its library's cache."""
-    out: FilePath | None = None
+    out: str | None = None
     """Folder to write to; None: samples/sweep_STEP_N in the run folder."""
 
     def __post_init__(self) -> None:
@@ -129,46 +115,46 @@ class SweepConfig(GenerateConfig):
 class LikelihoodConfig:
     """Log-likelihood of images under the model's ODE."""
 
-    checkpoint: FilePath
+    checkpoint: str
     """Checkpoint folder, a run folder, or its file `latest`."""
-    data: FilePath
+    data: str
     """Built-in set (digits:held-out, digits:train), or images as --data.path of train_sit.py takes
     them: a folder with a sub-folder per class, an npz, ..."""
     weights: str = "ema"
     """raw, ema (the slowest average), ema_DECAY such as ema_0.9999, or ema_width_WIDTH."""
-    num_images: Annotated[int, Ge(0), Le(10**8)] = 64
+    num_images: int = 64
     """Images, drawn from the data by the seed; 0: all."""
     method: Literal[
         "dopri5", "dopri8", "bosh3", "adaptive_heun", "fehlberg2",
         "euler", "midpoint", "heun", "heun3", "rk4",
     ] = "dopri5"  # fmt: skip
     """ODE solver: with steps of its own choice, or on a fixed grid (from euler on)."""
-    steps: SolverSteps | None = None
+    steps: int | None = None
     """Integration intervals of a fixed grid; None: 50."""
-    atol: Tolerance | None = None
+    atol: float | None = None
     """Absolute tolerance of an adaptive method; None: 1e-6."""
-    rtol: Tolerance | None = None
+    rtol: float | None = None
     """Relative tolerance of an adaptive method; None: 1e-3."""
-    eps: EndDistance | None = None
+    eps: float | None = None
     """Distance in t from an end where the prediction is singular; None: SiT's, 1e-3."""
-    probes: Annotated[int, Ge(1), Le(10**6)] = 1
+    probes: int = 1
     """Random sign vectors per image that estimate the divergence; the cost is in proportion."""
     dequantize: Literal["uniform", "none"] | None = None
     """Uniform noise of one grey level on the pixels, or none; None: uniform for models of pixels,
     none for models of latents."""
     null_label: bool = False
     """Likelihood without the class, by the null label, instead of given each image's class."""
-    batch_size: BatchSize = 64
+    batch_size: int = 64
     """Images per network call and process."""
     precision: Literal["bf16", "fp32"] = "fp32"
     """Precision of matrix products; the solver's state is fp32."""
     attention: Literal["fused", "fp32_math"] = "fused"
     """Fused kernels, or softmax(q k) v written out in fp32, to compare with."""
-    seed: Seed = 0
+    seed: int = 0
     """Of the choice of images; probes and dequantisation are those of (seed, image)."""
-    codec_path: FilePath | None = None
+    codec_path: str | None = None
     """Folder of the autoencoder, if it is not where training found it."""
-    out: FilePath | None = None
+    out: str | None = None
     """JSON to write; None: likelihood_STEP.json in the run's samples."""
 
     def __post_init__(self) -> None:
@@ -179,36 +165,36 @@ class LikelihoodConfig:
 class AttentionConfig:
     """Draw where cls and the registers look, and how many channels the gates suppress."""
 
-    checkpoint: FilePath | None = None
+    checkpoint: str | None = None
     """Denoiser: checkpoint folder, a run folder, or its file `latest`."""
     weights: str = "ema"
     """The checkpoint's weights: raw, ema (the slowest average), ema_DECAY or
     ema_width_WIDTH."""
-    classifier: FilePath | None = None
+    classifier: str | None = None
     """Instead of a checkpoint: folder by sit_vit5.convert, or file of a released classifier."""
-    image: FilePath | None = None
+    image: str | None = None
     """File, digits:3 (held-out) or digits:train:3; None: digits:0 for a model of digits."""
-    t: Annotated[float, Ge(0), Le(1)] = 0.5
+    t: float = 0.5
     """Time to which a denoiser's image is noised; 0 is noise, 1 the image."""
     label: str | None = None
     """Denoiser's class by name or number; None: the digit's own, else no class."""
-    blocks: tuple[Annotated[int, Ge(0), Lt(MOST_BLOCKS)], ...] = ()
+    blocks: tuple[int, ...] = ()
     """Numbers of the blocks to draw, from 0; none given: four spread evenly."""
-    head: Annotated[int, Ge(0), Lt(2**16)] | None = None
+    head: int | None = None
     """Number of one head, from 0; None: the mean over heads."""
     interpolation: Literal["nearest", "bilinear"] = "nearest"
     """How a map is enlarged."""
-    suppressed: Fraction = 0.1
+    suppressed: float = 0.1
     """A channel is suppressed where |scale| is at most this part of its branch's mean |scale|."""
-    seed: Seed = 0
+    seed: int = 0
     """Seed of the noise in a denoiser's image."""
-    codec_path: FilePath | None = None
+    codec_path: str | None = None
     """Folder of the denoiser's autoencoder, if it is not where training found it."""
-    heads: Annotated[int, Ge(1), Le(2**16)] | None = None
+    heads: int | None = None
     """Classifier's heads, where neither QK-norm nor a known size tells them."""
-    image_size: ImageSize | None = None
+    image_size: int | None = None
     """Side of the classifier's images in pixels; None: the trained one."""
-    out: FilePath | None = None
+    out: str | None = None
     """Folder to write to; None: attention_STEP in the run's samples, or beside the classifier."""
 
     def __post_init__(self) -> None:
@@ -287,3 +273,7 @@ def check_attention(config: AttentionConfig) -> None:
     for name in foreign:
         if getattr(config, name) is not None:
             raise UserError(f"{name} has no use for {kind}; drop it")
+    if not 0 <= config.t <= 1:
+        raise UserError(f"t {config.t} must lie in [0, 1]; 0 is noise, 1 the image")
+    if not 0 < config.suppressed < 1:
+        raise UserError(f"suppressed {config.suppressed} must lie between 0 and 1, such as 0.1")

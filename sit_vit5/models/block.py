@@ -25,34 +25,33 @@ def warn_over_gating() -> None:
 
 
 class Gate(nn.Module):
-    """What multiplies a branch: LayerScale's gamma and the adaLN gate, met as the recipe says.
+    """Factor of a branch per channel: LayerScale's gamma and the adaLN gate.
 
-    `sum` is one channel filter and equals ViT-5's LayerScale while the gate is zero; `product` is
-    two filters in series, which ViT-5 warns of as over-gating; `none` is adaLN-Zero alone. Without
-    a gate, as in the classifier, gamma stands alone: `sum` and `product` are the same.
+    `product` is gamma * gate: ViT-5's block, whose branches end in gamma, inside SiT's line
+    x + gate * branch. `none` is SiT's gate alone; `instead` is gamma alone, as in the classifier.
+    A sum gamma + gate would be `none` under another name: the gate has a bias, so gamma added to it
+    gives the same functions and the same gradients.
     """
 
     def __init__(self, width: int, recipe: Recipe):
         super().__init__()
-        self.meets = recipe.layer_scale
-        if self.meets != "none":
-            self.gamma = nn.Parameter(torch.full((width,), recipe.layer_scale_init))
+        scaled = recipe.layer_scale != "none"
+        gamma = torch.full((width,), recipe.layer_scale_init)
+        self.gamma = nn.Parameter(gamma) if scaled else None
 
     def forward(self, gate: Tensor | None) -> Tensor | None:
-        """gate: (B, 1, D), fp32, or None in an unconditional block; None: nothing to multiply."""
-        if self.meets == "none":
+        """gate: (B, 1, D), fp32, or None where adaLN gives none; None: nothing to multiply."""
+        if self.gamma is None:
             return gate
-        if gate is None:
-            return self.gamma
-        return self.gamma + gate if self.meets == "sum" else self.gamma * gate
+        return self.gamma if gate is None else self.gamma * gate
 
 
 class Block(nn.Module):
     """x + gate * post_norm(attention(modulate(norm(x)))), then the same with the MLP.
 
-    conditional: adaLN modulates and gates. Otherwise, as in ViT-5's classifier, the norms have
-    affine parameters and LayerScale is the gate. drop_path: probability per sample and branch, in
-    training, that the branch is skipped.
+    gate: see `Gate`. conditional: adaLN modulates and, unless layer_scale is `instead`, gates.
+    Otherwise, as in ViT-5's classifier, the norms have affine parameters and gamma is the gate.
+    drop_path: probability per sample and branch, in training, that the branch is skipped.
     """
 
     def __init__(
@@ -71,7 +70,7 @@ class Block(nn.Module):
         if recipe.gated_mlp and recipe.layer_scale != "none":
             warn_over_gating()
         norm = partial(TOKEN_NORMS[recipe.norm], width, affine=not conditional)
-        self.modulation = Modulation(width, 6) if conditional else None
+        self.modulation = Modulation(width, recipe.modulation_vectors) if conditional else None
         self.norm1 = norm()
         self.attention = Attention(width, heads, recipe)
         self.post_norm1 = norm() if recipe.post_norm else nn.Identity()
@@ -92,7 +91,14 @@ class Block(nn.Module):
         return self._add(x, self.gate2(gate2), self.post_norm2(mixed))
 
     def _modulation(self, c: Tensor | None) -> tuple[Tensor | None, ...]:
-        return (None,) * 6 if self.modulation is None else self.modulation(c)
+        """Shift, scale and gate of both branches; None where there is none."""
+        if self.modulation is None:
+            return (None,) * 6
+        vectors = self.modulation(c)
+        if len(vectors) == 6:
+            return vectors
+        shift1, scale1, shift2, scale2 = vectors
+        return shift1, scale1, None, shift2, scale2, None
 
     def _add(self, x: Tensor, gate: Tensor | None, branch: Tensor) -> Tensor:
         branch = self._drop(branch)

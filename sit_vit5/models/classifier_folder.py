@@ -45,7 +45,7 @@ def load_classifier(folder: Path) -> ViT5Classifier:
         facts = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
         with torch.device("meta"):
             model = ViT5Classifier(
-                backbone_from_dict(facts["backbone"]),
+                backbone_from_dict(facts["backbone"], conditional=False),
                 image_size=tuple(facts["image_size"]),
                 in_channels=facts["in_channels"],
                 num_classes=facts["num_classes"],

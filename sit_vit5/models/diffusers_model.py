@@ -6,8 +6,10 @@ from dataclasses import asdict
 
 from diffusers import ConfigMixin, ModelMixin
 from diffusers.configuration_utils import register_to_config
+from torch import Tensor
 
 from sit_vit5.models.denoiser import Denoiser
+from sit_vit5.models.state_dict import fold_gammas
 from sit_vit5.presets import backbone_from_dict
 
 
@@ -41,6 +43,14 @@ class ViT5SiT(Denoiser, ModelMixin, ConfigMixin):
             out_channels=out_channels,
             timesteps=timesteps,
         )
+
+        self.register_to_config(backbone=asdict(self.backbone))  # an older one under present names
+
+    def _fix_state_dict_keys_on_load(self, state_dict: dict[str, Tensor]) -> None:
+        """Called by diffusers with the weights of a file, in place, before they are loaded."""
+        folded = fold_gammas(state_dict, self.backbone.recipe)
+        state_dict.clear()
+        state_dict.update(folded)
 
     @classmethod
     def from_denoiser(cls, model: Denoiser) -> ViT5SiT:

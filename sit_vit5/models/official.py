@@ -186,7 +186,7 @@ def _classifier_recipe(weights: Weights) -> Recipe:
     )
     return Recipe(
         norm="layer" if f"{first}norm1.bias" in weights else "rms",
-        layer_scale="sum" if f"{first}gamma_1" in weights else "none",
+        layer_scale="product" if f"{first}gamma_1" in weights else "none",
         qk_norm=f"{first}attn.q_norm.weight" in weights,
         qkv_bias=f"{first}attn.qkv.bias" in weights,
         position="learned" if "pos_embed" in weights else "none",

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
+import torch
 from torch import Tensor, nn
 
 from sit_vit5.errors import UserError, listed
+from sit_vit5.recipes import Recipe
+
+_GAMMA = re.compile(r"blocks\.(\d+)\.gate([12])\.gamma")
+_GATES = {"1": 2, "2": 5}  # among the six vectors of adaLN
 
 
 def load_weights(
@@ -18,6 +24,25 @@ def load_weights(
     """
     check_tensors(weights, model.state_dict(), source)
     model.load_state_dict(weights, assign=assign)
+
+
+def fold_gammas(weights: dict[str, Tensor], recipe: Recipe) -> dict[str, Tensor]:
+    """Weights of a denoiser, with gamma in the bias of the adaLN gate where the recipe has none.
+
+    Files written before `layer_scale sum`, gamma + gate, was removed hold a gamma that is none of
+    the recipe that `recipes.successor` reads. Outputs are the same: (W c + b) + gamma =
+    W c + (b + gamma). Weights without a gamma, or of a recipe that has it, stay as they are.
+    """
+    folded = dict(weights)
+    for name, gamma in weights.items() if recipe.layer_scale == "none" else ():
+        match = _GAMMA.fullmatch(name)
+        bias = f"blocks.{match[1]}.modulation.linear.bias" if match else ""
+        if bias in folded and len(folded[bias]) == 6 * gamma.numel():
+            vectors = list(folded[bias].chunk(6))
+            vectors[_GATES[match[2]]] = vectors[_GATES[match[2]]] + gamma
+            folded[bias] = torch.cat(vectors)
+            del folded[name]
+    return folded
 
 
 def check_tensors(found: dict[str, Tensor], expected: dict[str, Tensor], source: Path) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, fields
 from pathlib import Path
 
+import torch
 from torch import Tensor
 
 from sit_vit5.checkpoint import open_checkpoint
@@ -46,7 +47,7 @@ def init_from(
     """
     donor = _open(path)
     own, taken, resized = model.state_dict(), {}, []
-    for name, tensor in donor.weights.items():
+    for name, tensor in (donor.weights | _gates(donor, model)).items():
         if name == "positions" and _can_resize(model, donor, tensor):
             grid = model.backbone.grid(model.input_size)
             tensor = resize_positions(tensor, donor.grid, grid)
@@ -59,6 +60,9 @@ def init_from(
     lists = {
         f"initial weights: {len(taken)} of {len(own)} tensors from {path}": list(taken),
         "resized": resized,
+        "set so that blocks compute what they did there": [
+            name for name in taken if name not in donor.weights
+        ],
         "freshly initialised": [name for name in own if name not in taken],
         "not taken from there": [name for name in donor.weights if name not in taken],
         "the donor's blocks differ": _block_differences(donor.backbone, model.backbone),
@@ -110,8 +114,8 @@ def classifier_as_denoiser(classifier: ViT5Classifier) -> dict[str, Tensor]:
     """A classifier's weights under a denoiser's names.
 
     A denoiser's norms have no affine parameters, so the classifier's are folded into the linear
-    layer that follows: with layer_scale sum, blocks of the same recipe compute the same function
-    while the modulation is zero. A shift that finds no bias to go into keeps its own name.
+    layer that follows; a shift without a bias to go into keeps its own name. With the gates of
+    `_gates`, blocks of the same recipe compute the same function before the first step.
     """
     weights = dict(classifier.state_dict())
     for number in range(classifier.backbone.depth):
@@ -125,6 +129,29 @@ def classifier_as_denoiser(classifier: ViT5Classifier) -> dict[str, Tensor]:
                 weights[f"{norm}.bias"] = shift
             weights[f"{linear}.weight"] = matrix * scale
     return weights
+
+
+def _gates(donor: Donor, model: Denoiser) -> dict[str, Tensor]:
+    """Gammas and gate biases with which a branch is added as in the donor.
+
+    A classifier has gamma and no adaLN gate: the model's gate is 1, or gamma if it has no gamma of
+    its own. Where the donor has no gamma, a gamma of the model is 1.
+    """
+    layer_scale, width = model.backbone.recipe.layer_scale, model.backbone.width
+    ones, zeros, found = torch.ones(width), torch.zeros(2 * width), {}
+    if donor.backbone.width != width:
+        return {}
+    for number in range(min(donor.backbone.depth, model.backbone.depth)):
+        names = [f"blocks.{number}.gate{branch}.gamma" for branch in (1, 2)]
+        gammas = [donor.weights.get(name, ones) for name in names]
+        bias = f"blocks.{number}.modulation.linear.bias"
+        from_classifier = bias not in donor.weights
+        if layer_scale == "product" or (layer_scale == "instead" and from_classifier):
+            found |= dict(zip(names, gammas, strict=True))
+        if from_classifier and layer_scale != "instead":
+            gates = gammas if layer_scale == "none" else [ones, ones]
+            found[bias] = torch.cat([zeros, gates[0], zeros, gates[1]])
+    return found
 
 
 def _open(path: str) -> Donor:

@@ -87,6 +87,11 @@ def check_resume(
 def changes(resume: Checkpoint, config: TrainConfig) -> list[str]:
     """What a resumed run does otherwise than before, and what comes of it."""
     lines = [f"changed on resume: {change}" for change in differences(resume.config, config)]
+    if resume.holds_gammas_of_a_sum:
+        lines.append(
+            "note: layer_scale sum is read as none, which it was under another name: gamma is in "
+            "the gate's bias, outputs are the same, and the optimizer's state of gamma is dropped"
+        )
     before, now = resume.config.batch_size, config.batch_size
     if before != now:
         position = resume.state.step + resume.state.data_offset

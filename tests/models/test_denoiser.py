@@ -169,13 +169,15 @@ def test_every_recipe_field_changes_the_prediction(field):
 
 @pytest.mark.parametrize(
     ("meets", "expected"),
-    [("none", 0.5), ("product", 0.25 * 0.5), ("sum", 0.25 + 0.5)],
+    [("none", 0.5), ("product", 0.25 * 0.5), ("instead", 0.25)],
 )
 def test_layer_scale_meets_the_gate_as_named(meets, expected):
     from sit_vit5.models.block import Gate
 
-    gate = Gate(4, replace(presets.RECIPES["ViT5"], layer_scale=meets, layer_scale_init=0.25))
-    assert torch.allclose(gate(torch.full((1, 1, 4), 0.5)), torch.tensor(expected))
+    recipe = replace(presets.RECIPES["ViT5"], layer_scale=meets, layer_scale_init=0.25)
+    gate = Gate(4, recipe)
+    modulated = None if recipe.modulation_vectors == 4 else torch.full((1, 1, 4), 0.5)
+    assert torch.allclose(gate(modulated), torch.tensor(expected))
     assert [p.shape for p in gate.parameters()] == ([] if meets == "none" else [(4,)])
 
 

@@ -326,5 +326,5 @@ def test_gates_and_the_sum_over_blocks_are_fp32_under_bf16(scale):
     with torch.autocast("cpu", dtype=torch.bfloat16):
         total = block._add(x, block.gate1(gate), branch)
     assert total.dtype == torch.float32
-    exact = x.double() + (1e-4 + gate.double()) * branch.double()
+    exact = x.double() + 1e-4 * gate.double() * branch.double()
     close_to_fp64(total, exact, 1e-6)

@@ -74,7 +74,7 @@ def official_vit5(
     recipe = presets.Recipe(
         norm="layer" if sizes.get("norm", "RMSNorm").startswith("LayerNorm") else "rms",
         mlp="gelu",
-        layer_scale="sum" if scaled else "none",
+        layer_scale="product" if scaled else "none",
         qk_norm=sizes.get("qk_norm", False),
         qkv_bias=sizes["qkv_bias"],
         position="learned" if deit or sizes["ape"] else "none",

@@ -249,7 +249,7 @@ def test_the_imagenet_recipe_is_sits_and_can_be_planned():
     assert (config.steps, config.batch_size, config.optimizer.lr) == (7_000_000, 256, 1e-4)
     assert (config.optimizer.warmup_steps, config.optimizer.clip_norm) == (0, 0)
     assert config.ema.decays == (0.9999,) and not config.ema.warmup
-    assert config.codec.name == "sd-vae-ema" and config.backbone.recipe.layer_scale == "sum"
+    assert config.codec.name == "sd-vae-ema" and config.backbone.recipe.layer_scale == "product"
     assert "Not reproduced here" in (ROOT / IMAGENET).read_text()
     assert config.backbone == presets.backbone("ViT5-XL/2")
 
@@ -374,7 +374,7 @@ def command(*arguments: str, code: int = 0) -> subprocess.CompletedProcess:
         (["--gpus", "0"], "gpus 0 must be at least 1"),
         (["--classes", "0"], "classes 0 must be at least 1"),
         (["--device", "h20"], "unknown device 'h20'; nearest: h200, h100"),
-        (["--utilisation", "40"], "utilisation 40.0 must be at most 1"),
+        (["--utilisation", "40"], "utilisation 40.0 must lie in"),
         (["--memory-gb", "0"], "memory_gb 0.0 must be above 0"),
         (["--tflops-bf16", "nan"], "tflops_bf16 nan must be finite"),
         (["--model", "ViT5-XXL"], "nearest: ViT5-XL"),

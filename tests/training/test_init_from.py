@@ -7,12 +7,15 @@ from pathlib import Path
 
 import pytest
 import torch
+from helpers import TINY, run_here
 
+from sit_vit5.checkpoint import open_checkpoint
 from sit_vit5.errors import UserError
 from sit_vit5.models.classifier import ViT5Classifier
 from sit_vit5.models.classifier_folder import save_classifier
 from sit_vit5.models.denoiser import Denoiser
 from sit_vit5.presets import RECIPES, Backbone
+from sit_vit5.recipes import Recipe
 from sit_vit5.training.init_from import grouped, init_from
 
 
@@ -26,8 +29,9 @@ def classifier(recipe: str) -> ViT5Classifier:
     return model.eval()
 
 
-def denoiser(recipe: str, size: int = 8, **changes) -> Denoiser:
-    backbone = replace(Backbone(32, 3, 2, patch_size=2, recipe=RECIPES[recipe]), **changes)
+def denoiser(recipe: str | Recipe, size: int = 8, **changes) -> Denoiser:
+    recipe = RECIPES[recipe] if isinstance(recipe, str) else recipe
+    backbone = replace(Backbone(32, 3, 2, patch_size=2, recipe=recipe), **changes)
     return Denoiser(backbone, in_channels=1, input_size=(size, size), num_classes=3).eval()
 
 
@@ -38,24 +42,57 @@ def take(model: Denoiser, path: str, class_names: tuple[str, ...]) -> list[str]:
     return lines
 
 
-@pytest.mark.parametrize("recipe", ["ViT5", "DeiT3"])
+@pytest.mark.parametrize("recipe", ["ViT5", "DeiT3", "ViT5-no_layer_scale"])
 def test_the_blocks_of_a_classifier_compute_the_same_in_a_denoiser(tmp_path, recipe):
     donor, model = classifier(recipe), denoiser(recipe)
     save_classifier(donor, tmp_path / "donor", source={})
     lines = take(model, str(tmp_path / "donor"), ())
     tokens = torch.randn(2, 16 + model.backbone.recipe.registers, 32)
-    rope = model.rope((4, 4), tokens.device)
-    ours, theirs = tokens, tokens
-    for mine, its in zip(model.blocks, donor.blocks, strict=True):
-        ours, theirs = mine(ours, torch.randn(2, 32), rope), its(theirs, None, rope)
-    torch.testing.assert_close(ours, theirs, atol=2e-5, rtol=1e-5)
+    assert_same_blocks(model, donor, tokens)
     assert torch.equal(model.positions, donor.positions)
     said = "\n".join(lines)
     assert "freshly initialised: patch_embed.proj.weight, conditioning.time_in.weight" in said
     assert "blocks.0-2.modulation.linear.weight" in said
     assert "blocks.0-2.attention.qkv.weight, " in said.splitlines()[0]
+    assert (
+        "set so that blocks compute what they did there: blocks.0-2.modulation.linear.bias" in said
+    )
     assert "differ" not in said
     assert "not taken from there: cls_token, " in said and "norm.weight" in said
+
+
+def assert_same_blocks(model: Denoiser, donor: ViT5Classifier, tokens: torch.Tensor) -> None:
+    """Equal outputs whatever conditions the denoiser, and branches that add to their input."""
+    rope = model.rope((4, 4), tokens.device)
+    ours, theirs = tokens, tokens
+    for mine, its in zip(model.blocks, donor.blocks, strict=True):
+        ours, theirs = mine(ours, torch.randn(2, 32), rope), its(theirs, None, rope)
+    torch.testing.assert_close(ours, theirs, atol=2e-5, rtol=1e-5)
+    assert (ours - tokens).abs().max() > 0.1
+
+
+@pytest.mark.parametrize("donor", ["ViT5", "ViT5-no_layer_scale"])
+@pytest.mark.parametrize("layer_scale", ["none", "product", "instead"])
+def test_a_classifiers_branches_keep_their_size(tmp_path, donor, layer_scale):
+    donor = classifier(donor)
+    save_classifier(donor, tmp_path / "donor", source={})
+    model = denoiser(replace(RECIPES["ViT5"], layer_scale=layer_scale))
+    take(model, str(tmp_path / "donor"), ())
+    assert_same_blocks(model, donor, torch.randn(2, 20, 32))
+
+
+def test_gates_without_gamma_keep_their_size_under_a_product(tmp_path):
+    options = ["--backbone.recipe.layer-scale", "none", "--output-dir", str(tmp_path)]
+    run_here("train_sit.py", *TINY, "--steps", "2", *options)
+    donor = open_checkpoint(tmp_path / "tiny").denoiser("ema")
+    recipe = replace(donor.backbone.recipe, layer_scale="product")
+    model = Denoiser(
+        replace(donor.backbone, recipe=recipe), in_channels=1, input_size=(8, 8), num_classes=10
+    )
+    lines = take(model, str(tmp_path / "tiny"), tuple(map(str, range(10))))
+    inputs = torch.randn(2, 1, 8, 8), torch.tensor([0.2, 0.7]), torch.tensor([3, 10])
+    torch.testing.assert_close(model(*inputs), donor(*inputs))
+    assert "the donor's blocks differ: layer_scale none to product" in lines
 
 
 def test_positions_of_another_grid_are_resized_and_said(tmp_path):
