@@ -20,6 +20,8 @@ from sit_vit5.plan.options import PlanCommand
 from sit_vit5.training.run import check_image_size
 
 IMAGENET_IMAGES = 1_281_167  # of ILSVRC 2012's training set
+# The published protocol: samples, and calls of the network for each.
+SAMPLES, CALLS = 50_000, 250
 # Left free: CUDA's own memory (about 0.5 GB), fragmentation, workspaces of the libraries.
 MARGIN = 0.1
 
@@ -61,7 +63,8 @@ class Plan:
     """An estimate. flops: of one image's forward pass; seconds: of one step.
 
     passes: forward passes that a step's FLOPs are worth; memory_if_switched: with the other value
-    of `recompute`. cache: None where nothing is encoded.
+    of `recompute`. cache: None where nothing is encoded. rate: FLOPs per second of all GPUs for
+    each TFLOPS of one GPU's peak.
     """
 
     batch: BatchPlan
@@ -78,6 +81,11 @@ class Plan:
     encoding_seconds: float
     cache: Cache | None
     disk: RunDisk
+    rate: float
+
+    def sampling_seconds(self, precision: str, *, passes: int) -> float:
+        """Time to sample for the published protocol. passes: 2 with guidance, else 1."""
+        return SAMPLES * CALLS * passes * self.flops / (self.rate * getattr(self.device, precision))
 
     @property
     def step_flops(self) -> int:
@@ -130,6 +138,7 @@ def make_plan(options: PlanCommand) -> Plan:
         if encoded.flops
         else None,
         disk=run_disk(config, parameters, trainable),
+        rate=rate,
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from sit_vit5.disk import disk_lines
-from sit_vit5.plan.estimate import MARGIN, Plan
+from sit_vit5.plan.estimate import CALLS, MARGIN, SAMPLES, Plan
 from sit_vit5.plan.options import PlanCommand
 from sit_vit5.presets import title
 
@@ -23,6 +23,7 @@ def report(options: PlanCommand, plan: Plan) -> str:
         *disk_lines(config, plan.disk),
         "",
         *_time(options, plan),
+        *_sampling(plan),
         "",
         "assumed:",
         *(f"- {line}" for line in _assumptions(options, plan)),
@@ -90,26 +91,47 @@ def _memory(options: PlanCommand, plan: Plan) -> list[str]:
 
 
 def _time(options: PlanCommand, plan: Plan) -> list[str]:
-    config, device = options.train, plan.device
-    seconds = plan.model_seconds + plan.encoding_seconds
-    lines = [
-        f"time: {duration(config.steps * seconds)} for {config.steps:,} steps "
-        f"({1 / seconds:,.3g} steps per second) at {options.utilisation:.0%} of the peak",
-        f"  model: {duration(config.steps * plan.model_seconds)} at "
-        f"{getattr(device, config.precision):g} TFLOPS {config.precision} per GPU",
+    """Training time. Where no data are named they may be cached latents: those come first."""
+    config, device, once = options.train, plan.device, plan.cache
+    model = _pace(config.steps, plan.model_seconds)
+    peak = (
+        f"  model at {options.utilisation:.0%} of {getattr(device, config.precision):g} TFLOPS "
+        f"{config.precision} per GPU"
+    )
+    if once is None:
+        return [f"time: {model}", peak]
+    mirrors = " and their mirrors" if once.mirrors == 2 else ""
+    both = _pace(config.steps, plan.model_seconds + plan.encoding_seconds)
+    ways = [
+        [
+            f"{model} on latents encoded once",
+            f"  python -m sit_vit5.data.encode: {duration(once.seconds)} and "
+            f"{once.bytes / 1e9:,.3g} GB of disk for {once.images:,} images{mirrors}",
+        ],
+        [f"{both} encoding every image in every step"],
     ]
-    if plan.encoding.flops:
-        lines.append(
-            f"  encoding: {duration(config.steps * plan.encoding_seconds)} at "
-            f"{device.fp32:g} TFLOPS fp32 per GPU, without TF32"
+    if config.data.source is not None or config.data.path is not None:
+        ways.reverse()
+    (first, *more), (second, *rest) = ways
+    encoder = f"  encoder at the same share of {device.fp32:g} TFLOPS fp32 per GPU, without TF32"
+    return [f"time: {first}", *more, f"or: {second}", *rest, peak, encoder]
+
+
+def _pace(steps: int, seconds: float) -> str:
+    """Time for all steps and speed, of the seconds of one step."""
+    return f"{duration(steps * seconds)} for {steps:,} steps ({1 / seconds:,.3g} steps per second)"
+
+
+def _sampling(plan: Plan) -> list[str]:
+    """Time to sample for the published protocol, in the two precisions of final numbers."""
+    guided = plan.data.num_classes > 0
+    times = []
+    for precision in ("tf32", "fp32"):
+        plain, twice = (
+            duration(plan.sampling_seconds(precision, passes=passes)) for passes in (1, 2)
         )
-        once = plan.cache
-        mirrors = " and their mirrors" if once.mirrors == 2 else ""
-        lines.append(
-            f"  or, encoded once by python -m sit_vit5.data.encode: {duration(once.seconds)} and "
-            f"{once.bytes / 1e9:,.3g} GB of disk for {once.images:,} images{mirrors}"
-        )
-    return lines
+        times.append(f"{plain}{f', guided {twice}' if guided else ''} in {precision}")
+    return [f"sampling {SAMPLES:,} images by {CALLS} network calls each: {'; '.join(times)}"]
 
 
 def duration(seconds: float) -> str:
@@ -129,7 +151,8 @@ def _assumptions(options: PlanCommand, plan: Plan) -> list[str]:
         "what the allocator rounds up or keeps free is not in them",
         "the sum takes every item at its largest, though gradients grow as activations go",
         "only FLOPs take time: small models are slower, held up by launching their operations",
-        "loading images, gradients between processes, checkpoints and previews take no time",
+        "loading images, gradients between processes, checkpoints and previews take no time, nor "
+        "does decoding samples",
     ]
     if config.data.source is None and config.data.path is None:
         lines.append(
@@ -139,7 +162,7 @@ def _assumptions(options: PlanCommand, plan: Plan) -> list[str]:
     if config.compile is not False:  # None: they are on CUDA
         lines.append("blocks are not compiled: compiling keeps fewer activations")
     if plan.encoding.flops:
-        lines.append("every image is encoded anew in every step, by Stable Diffusion's autoencoder")
+        lines.append("memory holds the autoencoder, which training on cached latents does not need")
     if plan.encoding.note:
         lines.append(plan.encoding.note)
     return lines

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from dataclasses import replace
@@ -28,7 +29,7 @@ from sit_vit5.plan.encoding import encoding
 from sit_vit5.plan.estimate import Plan, make_plan
 from sit_vit5.plan.memory import LiveMemory, activations, call_peak
 from sit_vit5.plan.options import PlanCommand
-from sit_vit5.plan.report import report
+from sit_vit5.plan.report import duration, report
 from sit_vit5.precision import autocast
 from sit_vit5.training.learner import Learner
 
@@ -304,6 +305,35 @@ def test_time_is_of_model_and_encoder_each_at_its_own_peak():
     assert "encoding, beyond what a step takes" in report(small, plan_of_small)
 
 
+def test_sampling_is_250_calls_for_each_of_50000_images_and_twice_with_guidance():
+    options = planned("--model", "SiT-S/2", "--gpus", "4", "--utilisation", "0.25")
+    plan = make_plan(options)
+    flops = 50_000 * 250 * plan.flops
+    tf32 = flops / (4 * 0.25 * 494.5e12)
+    assert plan.sampling_seconds("tf32", passes=1) == pytest.approx(tf32)
+    fp32 = plan.sampling_seconds("fp32", passes=2)
+    assert fp32 == pytest.approx(2 * flops / (4 * 0.25 * 67e12))
+    shown = report(options, plan)
+    assert f"{duration(tf32)}, guided {duration(2 * tf32)} in tf32" in shown
+    assert f"guided {duration(fp32)} in fp32" in shown
+    without = planned("--model", "SiT-S/2", "--data.unconditional", "True")
+    assert "guided" not in report(without, make_plan(without))
+
+
+def test_unnamed_data_are_planned_as_cached_latents_and_named_images_as_encoded(monkeypatch):
+    class Images(list):
+        kind, item_shape, class_names = "images", (3, 256, 256), ("a", "b")
+
+    monkeypatch.setattr("sit_vit5.plan.estimate.build_source", lambda data: Images([1, 2]))
+    for argv, first in (((), "on latents encoded once"), (("--data.path", "x"), "encoding every")):
+        options = planned("--model", "SiT-S/2", "--steps", "1000", *argv)
+        plan = make_plan(options)
+        (line,) = [line for line in report(options, plan).splitlines() if line.startswith("time:")]
+        assert first in line
+        seconds = plan.model_seconds + (plan.encoding_seconds if argv else 0)
+        assert line.startswith(f"time: {duration(1000 * seconds)} for 1,000 steps")
+
+
 def test_encoding_once_is_both_mirrors_of_every_image(tmp_path):
     options = planned("--model", "SiT-S/2", "--gpus", "4", "--utilisation", "0.25")
     plan = make_plan(options)
@@ -397,10 +427,19 @@ def test_the_command_answers_on_both_configurations(monkeypatch, capsys):
         "parameters: 675,087,568",
         "32 per forward pass x 8 processes x 1 accumulation steps = 256 images",
         "fits: yes",
-        "7,000,000 steps",
-        "encoding: ",
+        "time: 4.7 days for 7,000,000 steps (17.1 steps per second) on latents encoded once",
+        "or: 31.1 days for 7,000,000 steps",
+        "guided 1.1 hours in tf32",
+        "guided 7.8 hours in fp32",
     ):
         assert words in shown
+    page = (ROOT / "docs/reproduce.md").read_text()
+    row = next(line for line in page.splitlines() if line.startswith("| H200, H100 |"))
+    once, days, _, memory, sampling, *_ = [cell.strip() for cell in row.strip("|").split("|")][1:]
+    assert f"data.encode: {once} and" in shown and f"time: {days} for" in shown
+    assert f"guided {sampling} in tf32" in shown
+    total = float(re.search(r"^  sum +([\d.]+)$", shown, re.MULTILINE)[1])
+    assert float(memory.removesuffix(" GB")) == pytest.approx(total, rel=0.05)
     run_plan(["--config", "configs/digits.yaml", "--gpus", "1"])
     shown = capsys.readouterr().out
     assert "10 classes, fp32, on 1 x h200" in shown and "memory per GPU in MB" in shown
