@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -151,7 +152,10 @@ def read_ahead(batches: Iterator[np.ndarray]) -> Iterator[np.ndarray]:
 
 
 def identity_of(images: ImageSet, sha256: str | None) -> str | None:
-    """What a cache knows images by: their file's hash, or the names, sizes and times of files."""
+    """What a cache knows images by: their file's hash, or that of names, sizes and times of files.
+
+    The time of the last change of an inode counts too, which no copying command sets back.
+    """
     if sha256 is not None:
         return sha256
     if not isinstance(images, FileSet):
@@ -159,5 +163,6 @@ def identity_of(images: ImageSet, sha256: str | None) -> str | None:
     digest = hashlib.sha256()
     for file in images.files:
         facts = file.stat()
-        digest.update(f"{file.resolve()}\0{facts.st_size}\0{facts.st_mtime_ns}\n".encode())
+        numbers = (facts.st_size, facts.st_mtime_ns, facts.st_ctime_ns, facts.st_ino)
+        digest.update(os.fsencode(file.resolve()) + f"\0{numbers}\n".encode())
     return f"files {digest.hexdigest()}"

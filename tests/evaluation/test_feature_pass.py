@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -105,7 +107,7 @@ def test_another_metric_of_the_same_images_costs_no_second_pass(tmp_path):
     assert third.calls
 
 
-@pytest.mark.parametrize("damage", ["text", "empty", "fewer", "zip"])
+@pytest.mark.parametrize("damage", ["text", "empty", "fewer", "zip", "zeros"])
 def test_an_output_that_is_lacking_or_damaged_is_made_again(tmp_path, damage):
     cache = FeatureCache(tmp_path, 10**9)
     describe(Counting(), identity="x", cache=cache)
@@ -118,6 +120,8 @@ def test_an_output_that_is_lacking_or_damaged_is_made_again(tmp_path, damage):
             np.save(damaged, np.zeros((5, 16)))
         elif damage == "zip":
             np.savez(damaged, np.zeros((23, 16)))
+        elif damage == "zeros":  # an interrupted copy
+            np.save(damaged, np.zeros((23, 16)))
     again = Counting()
     found = describe(again, identity="x", cache=cache)
     assert again.calls and found.rows["pool"].shape == (23, 16)
@@ -135,6 +139,35 @@ def test_the_cache_removes_what_was_unused_for_longest(tmp_path):
     assert [bool(cache.find(name, {}, ["pool"], 100)) for name in "abc"] == [True, False, True]
     FeatureCache(tmp_path, 1).keep("d", {}, rows)  # larger than allowed: kept alone
     assert len(list(tmp_path.iterdir())) == 1
+
+
+def test_pruning_leaves_what_is_not_of_the_cache(tmp_path):
+    name = "0123456789abcdef" * 2
+    about = {"images": "x", "extractor": {}}
+    foreign = {
+        "thesis": {},
+        "0123": about,  # no name of ours
+        name: {},  # a name of ours, but not its content
+    }
+    for place, content in foreign.items():
+        (tmp_path / place).mkdir()
+        (tmp_path / place / "about.json").write_text(json.dumps(content))
+    (tmp_path / ("e" * 32)).symlink_to(tmp_path / "0123")
+    cache = FeatureCache(tmp_path, 0)
+    cache.keep("a", {}, {"pool": np.zeros((3, 2))})
+    mine = cache._place("a", {}) / "notes.npy"
+    mine.write_text("notes")
+    cache.keep("b", {}, {"pool": np.zeros((3, 2))})
+    assert all((tmp_path / place / "about.json").is_file() for place in foreign)
+    assert [file.name for file in mine.parent.iterdir()] == ["notes.npy"]
+    assert cache.find("b", {}, ["pool"], 3)
+
+
+def test_two_evaluations_write_one_cache_entry(tmp_path):
+    cache, rows = FeatureCache(tmp_path, 10**9), np.ones((3, 2))
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(lambda _: cache.keep("a", {}, {"pool": rows}), range(8)))
+    assert (cache.find("a", {}, ["pool"], 3)["pool"] == rows).all()
 
 
 def test_a_cache_that_cannot_be_written_costs_a_line_and_nothing_else(tmp_path, capsys):
@@ -163,7 +196,19 @@ def test_a_folder_is_another_set_once_a_file_changes(tmp_path):
     Image.new("RGB", (4, 4), (9, 9, 9)).save(tmp_path / "1.png")
     os.utime(tmp_path / "1.png", (5, 5))
     assert identity_of(FolderSet(tmp_path), None) != before
+    copied = identity_of(FolderSet(tmp_path), None)
+    facts, content = (tmp_path / "1.png").stat(), (tmp_path / "2.png").read_bytes()
+    (tmp_path / "1.png").write_bytes(content)  # same name, size and time, as by cp -p
+    os.utime(tmp_path / "1.png", ns=(facts.st_atime_ns, facts.st_mtime_ns))
+    assert identity_of(FolderSet(tmp_path), None) != copied
     assert identity_of(SET, "hash") == "hash" and identity_of(SET, None) is None
+
+
+def test_names_that_are_not_utf8_identify_a_set(tmp_path):
+    Image.new("RGB", (4, 4)).save(tmp_path / "a.png")
+    before = identity_of(FolderSet(tmp_path), None)
+    os.rename(tmp_path / "a.png", os.fsencode(tmp_path) + b"/a\xff.png")
+    assert identity_of(FolderSet(tmp_path), None) != before
 
 
 def test_reading_ahead_keeps_the_order_and_passes_errors_on():
