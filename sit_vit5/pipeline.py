@@ -21,8 +21,9 @@ from torch import Tensor
 
 from sit_vit5.codecs.autoencoder import AutoencoderCodec
 from sit_vit5.codecs.identity import IdentityCodec
-from sit_vit5.config import GuidanceConfig, ObjectiveConfig, SamplerConfig, SdeConfig, check_values
+from sit_vit5.config import GuidanceConfig, ObjectiveConfig, SamplerConfig, SdeConfig
 from sit_vit5.errors import UserError, choose
+from sit_vit5.fields import check_values
 from sit_vit5.flow.predictions import Flow
 from sit_vit5.models.denoiser import check_labels
 from sit_vit5.models.diffusers_model import ViT5SiT

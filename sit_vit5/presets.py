@@ -6,9 +6,14 @@ size, patch; `ViT5-no_rope-XL/2` is one of the ablations.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
+from typing import Annotated
+
+from annotated_types import Ge, Gt, Le
 
 from sit_vit5.errors import UserError, nearest, nearest_multiples
+from sit_vit5.fields import MOST_BLOCKS, check_values
 from sit_vit5.recipes import RECIPES, Recipe, successor
 
 
@@ -16,15 +21,15 @@ from sit_vit5.recipes import RECIPES, Recipe, successor
 class Backbone:
     """The transformer: size, patch and recipe."""
 
-    width: int = 1152
+    width: Annotated[int, Ge(1), Le(2**16)] = 1152
     """Channels of a token."""
-    depth: int = 28
+    depth: Annotated[int, Ge(1), Le(MOST_BLOCKS)] = 28
     """Number of blocks."""
-    heads: int = 16
+    heads: Annotated[int, Ge(1), Le(2**16)] = 16
     """Attention heads."""
-    patch_size: int = 2
+    patch_size: Annotated[int, Ge(1), Le(1024)] = 2
     """Side of a patch in latent pixels."""
-    mlp_ratio: float = 4.0
+    mlp_ratio: Annotated[float, Gt(0), Le(1024)] = 4.0
     """MLP hidden width as a multiple of the width."""
     recipe: Recipe = Recipe()
 
@@ -98,21 +103,9 @@ def backbone_from_dict(plain: dict, *, conditional: bool = True) -> Backbone:
 def check_backbone(config: Backbone) -> None:
     """Refuses shapes that no block can have."""
     recipe = config.recipe
-    for field in ("width", "depth", "heads", "patch_size"):
-        if getattr(config, field) < 1:
-            raise UserError(f"backbone.{field} {getattr(config, field)} must be at least 1")
-    if not 0 < config.mlp_ratio < float("inf") or int(config.width * config.mlp_ratio) < 1:
+    check_values(config, "backbone.")
+    if int(config.width * config.mlp_ratio) < 1:
         raise UserError(f"backbone.mlp_ratio {config.mlp_ratio} must give the MLP a channel")
-    if recipe.registers < 0:
-        raise UserError(f"backbone.recipe.registers {recipe.registers} must not be negative")
-    if recipe.rope_extent is not None and not 0 < recipe.rope_extent < float("inf"):
-        raise UserError(
-            f"backbone.recipe.rope_extent {recipe.rope_extent} must be above 0, or None"
-        )
-    for field in ("rope_theta", "register_theta"):
-        theta = getattr(recipe, field)
-        if theta is not None and not 1 <= theta < float("inf"):
-            raise UserError(f"backbone.recipe.{field} {theta} must be at least 1, or None")
     if config.width % config.heads:
         raise UserError(
             f"backbone.width {config.width} is not divisible by backbone.heads {config.heads}"
@@ -127,8 +120,13 @@ def check_backbone(config: Backbone) -> None:
             f"head width {config.width // config.heads} must be divisible by 4 for a 2D rotation; "
             "change backbone.width or backbone.heads, or set both thetas of the recipe to None"
         )
-    if recipe.register_theta is not None and round(recipe.registers**0.5) ** 2 != recipe.registers:
+    if recipe.register_theta is not None and not _is_square(recipe.registers):
         raise UserError(
             f"backbone.recipe.registers {recipe.registers} must be a square number to be rotated; "
-            "use 1, 4 or 9, or set backbone.recipe.register-theta to None"
+            "use 1, 4 or 9, or unrotated ones: --backbone.recipe.register-theta None"
         )
+
+
+def _is_square(number: int) -> bool:
+    """Whether tokens fill a square grid, which has at least one."""
+    return number > 0 and math.isqrt(number) ** 2 == number

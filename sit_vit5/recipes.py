@@ -15,7 +15,11 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Annotated, Literal
+
+from annotated_types import Ge, Gt, Le
+
+Theta = Annotated[float, Ge(1), Le(1e12)]
 
 
 @dataclass(frozen=True)
@@ -33,7 +37,7 @@ class Recipe:
     layer_scale: Literal["none", "product", "instead"] = "product"
     """LayerScale beside the adaLN gate: no gamma, gamma * gate, or gamma in the gate's place, where
     adaLN has no gates. Without adaLN, as in the classifier: gamma alone."""
-    layer_scale_init: float = 1e-4
+    layer_scale_init: Annotated[float, Ge(-1000), Le(1000)] = 1e-4
     """Initial value of gamma (unit: 1; unused with layer_scale none)."""
     qk_norm: bool = True
     """RMS norm of queries and keys per head, with a weight, before the rotation."""
@@ -47,13 +51,13 @@ class Recipe:
     """A learned logit per head that takes attention away from all tokens (GPT-oss)."""
     position: Literal["learned", "sincos", "none"] = "learned"
     """Absolute position of the patches; learned starts from the sin-cos table."""
-    rope_theta: float | None = 10000.0
+    rope_theta: Theta | None = 10000.0
     """Base of the 2D rotary frequencies of the patches; None: not rotated."""
-    rope_extent: float | None = None
+    rope_extent: Annotated[float, Gt(0), Le(1e6)] | None = None
     """Angle in radian of the fastest pair over a whole side, 0 in its middle; None: 1 per patch."""
-    registers: int = 4
+    registers: Annotated[int, Ge(0), Le(4096)] = 4
     """Number of register tokens after the patches."""
-    register_theta: float | None = 100.0
+    register_theta: Theta | None = 100.0
     """Base of the rotary frequencies of the registers' own square grid; None: not rotated."""
 
     @property

@@ -303,7 +303,7 @@ BAD_COMMANDS = {
     "batch": (["train_sit.py", *TINY, "--batch-size", "15", "--accumulation", "2"], "14 or 16"),
     "absent run": (["train_sit.py", "--resume", "runs/absent"], "does not exist"),
     "absent checkpoint": (["sample/grid.py", "--checkpoint", "absent"], "does not exist"),
-    "config not a file": (["train_sit.py", "--config", "configs/digits.yaml/x"], "not a YAML file"),
+    "config not a file": (["train_sit.py", "--config", "configs/digits.yaml/x"], "does not exist"),
     "output is a file": (["train_sit.py", *TINY, "--output-dir", "README.md"], "README.md"),
     "picture kind": (["sample/grid.py", "--checkpoint", "x", "--out", "x.foo"], "end in .png"),
     "kind of path": (["sample/path.py", "--checkpoint", "x", "--out", "x.mp4"],

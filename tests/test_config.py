@@ -2,31 +2,50 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
+from collections.abc import Iterator
+from dataclasses import fields, is_dataclass
 from pathlib import Path
-from typing import get_args, get_type_hints
+from typing import Annotated, get_args, get_origin, get_type_hints
 
 import pytest
+from annotated_types import Ge, Gt, Le, Lt
 
 from sit_vit5 import presets, recipes
-from sit_vit5.cli import dump_config, load_config, parse, parse_train
+from sit_vit5.cli import TrainCommand, dump_config, load_config, parse, parse_train
 from sit_vit5.config import (
     ADAPTIVE_METHODS,
     SDE_METHODS,
+    AttentionConfig,
+    ConvertConfig,
+    EncodeConfig,
+    ExportConfig,
+    GenerateConfig,
     GridConfig,
     GuidanceConfig,
+    InspectConfig,
+    InspectReferenceConfig,
+    InterpolateConfig,
+    LikelihoodConfig,
+    MakeReferenceConfig,
     MetricsConfig,
     ObjectiveConfig,
+    PathConfig,
+    PosthocEmaConfig,
     PreviewConfig,
+    ReconstructionConfig,
     SdeConfig,
+    SweepConfig,
     TrainConfig,
 )
 from sit_vit5.errors import UserError
+from sit_vit5.flags import options_of
 from sit_vit5.flow.interpolants import INTERPOLANTS
 from sit_vit5.flow.loss import WEIGHTS
 from sit_vit5.flow.predictions import PREDICTIONS
 from sit_vit5.flow.times import TIMES
+from sit_vit5.models.__main__ import ListConfig
 from sit_vit5.models.layers import MLPS, TOKEN_NORMS
+from sit_vit5.plan.options import PlanCommand
 from sit_vit5.recipes import Recipe
 from sit_vit5.sampling.guidance import SCHEDULES
 from sit_vit5.sampling.ode import SOLVERS
@@ -77,7 +96,7 @@ def test_dumped_configuration_reads_back_equal(tmp_path):
         ("optimizer:\n  betas: [0.9]\n", "optimizer.betas"),
         ("compile: maybe\n", "compile"),
         ("steps: 5\nsteps: 6\n", "key steps is given twice"),
-        ("data:\n  on_bad_image: ignore\n", "on-bad-image"),
+        ("data:\n  on_bad_image: ignore\n", "on_bad_image ignore must be one of error, skip"),
         ("- a\n- b\n", "expected options"),
         ("a: [1\n", "not a YAML file"),
         ("model: ViT5-M\n", "unknown model 'ViT5-M'; nearest: ViT5-"),
@@ -86,6 +105,24 @@ def test_dumped_configuration_reads_back_equal(tmp_path):
         ("help: 1\n", "unknown option help"),
         ("a: " + "[" * 3000, "not a YAML file"),
         ("optimizer.lr: 1\noptimizer:\n  lr: 2\n", "key optimizer.lr is given twice"),
+        ("steps: [1, 2]\n", "steps takes one value, not the list [1, 2]"),
+        ("steps: [1]\n", "steps takes one value, not the list [1]"),
+        ("steps: []\n", "steps takes one value, not the list []"),
+        ("optimizer:\n  betas: [0.9, 0.99, 1]\n", "optimizer.betas takes 2 values, 3 given"),
+        ("steps:\n", "steps has no value"),
+        ("data:\n  path: ''\n", "data.path needs a value"),
+        ("ema:\n  decays: [0.9, '']\n", "ema.decays needs a value"),
+        ("ema:\n  decays: [0.9, ]\n  widths: [,]\n", "not a YAML file"),
+        ("name: ''\n", "name needs a value"),
+        ("init_from: ''\n", "init_from needs a value"),
+        ('output_dir: "a\\0b"\n', "output_dir a\0b holds a NUL character"),
+        ('output_dir: "a\\uD800b"\n', "holds characters that no file name has"),
+        ("output_dir: ~nobody-of-this-name/runs\n", "no such home folder"),
+        ("steps: 4.5\n", "steps 4.5 is not a whole number"),
+        ("a: &a {b: 1}\nc: {d: *a, e: *a}\n", "alias *a is not supported"),
+        ("a: &a [*a]\n", "alias *a is not supported"),
+        ("? [a]\n: 1\n", "not a YAML file"),
+        ("a: 1\n" * 2**18, "bytes; a configuration is far smaller"),
     ],
 )
 def test_faulty_yaml_is_refused_in_one_line_with_the_file_name(tmp_path, text, message):
@@ -105,7 +142,7 @@ def test_faulty_yaml_is_refused_in_one_line_with_the_file_name(tmp_path, text, m
         (["--steps", "3", "--steps", "4"], "given twice"),
         (["loose"], "loose"),
         (["--steps"], "steps"),
-        (["--config"], "--config needs a value"),
+        (["--config"], "config needs a value"),
         (["--config", "absent.yaml"], "absent.yaml does not exist"),
         (["--config", "a.yaml", "--resume", "runs/a"], "exclude each other"),
         (["--resume", "runs/none"], "runs/none does not exist"),
@@ -119,7 +156,7 @@ def test_faulty_yaml_is_refused_in_one_line_with_the_file_name(tmp_path, text, m
         (["--optimizer.lr", "-1"], "optimizer.lr -1.0 must be at least 0"),
         (["--optimizer.betas", "1", "0.9"], "optimizer.betas"),
         (["--optimizer.eps", "-1"], "optimizer.eps"),
-        (["--optimizer.eps", "0"], "optimizer.eps 0 must be above 0"),
+        (["--optimizer.eps", "0"], "optimizer.eps 0.0 must be above 0"),
         (["--init-from", ""], "init_from needs a value"),
         (["--data.path="], "data.path needs a value"),
         (["--seed", "-1"], "seed"),
@@ -128,18 +165,37 @@ def test_faulty_yaml_is_refused_in_one_line_with_the_file_name(tmp_path, text, m
         (["--preview.classes", "0"], "preview.classes"),
         (["--preview.steps", "0"], "preview.steps"),
         (["--backbone.mlp-ratio", "-1"], "mlp_ratio"),
-        (["--backbone.recipe.registers", "-4"], "must not be negative"),
+        (["--backbone.recipe.registers", "-4"], "registers -4 must be at least 0"),
         (["--backbone.recipe.rope-theta", "-1"], "rope_theta -1.0 must be at least 1"),
         (["--backbone.recipe.rope-theta", "inf"], "rope_theta"),
         (["--backbone.recipe.layer-scale-init", "nan"], "layer_scale_init nan must be finite"),
         (["--model", "SiT-Nano", "--backbone.width", "66", "--backbone.heads", "2"], "by 4"),
-        (["--resume", ""], "--resume needs a value"),
-        (["--config="], "--config needs a value"),
+        (["--resume", ""], "resume needs a value"),
+        (["--config="], "config needs a value"),
         (["--config", "a.yaml", "--config", "b.yaml"], "option config is given twice"),
         (["--zzz"], "nearest: none, see --help"),
         (["--checkpoint.keep", "-1"], "checkpoint.keep -1 must be at least 0"),
         (["--backbone.heads", "5"], "not divisible"),
         (["--backbone.recipe.registers", "3"], "square"),
+        (["--backbone.recipe.registers", "0"], "--backbone.recipe.register-theta None"),
+        (["--steps", "4.5"], "steps 4.5 is not a whole number"),
+        (["--steps", "abc"], "steps abc is not a whole number"),
+        (["--steps", "inf"], "steps inf is not a whole number"),
+        (["--steps", "1e12"], "steps 1000000000000 must be at most 1,000,000,000"),
+        (["--steps", "9" * 400], "is too large"),
+        (["--steps", "3", "4"], "unexpected argument '4' after steps 3"),
+        (["--optimizer.lr", "fast"], "optimizer.lr fast is not a number"),
+        (["--optimizer.betas", "0.9"], "optimizer.betas takes 2 values, 1 given: 0.9"),
+        (["--optimizer.betas", "0.9", "x"], "optimizer.betas x is not a number"),
+        (["--ema.decays", "0.9", "x"], "ema.decays x is not a number"),
+        (["--compile", "maybe"], "compile maybe must be True or False"),
+        (["--preview.guidance-scale", "x"], "preview.guidance_scale x is not a number"),
+        (["--precision", "fp16"], "precision fp16 must be one of bf16, tf32, fp32"),
+        (["-x", "1"], "unknown option -x; options start with two dashes"),
+        (["--data.workers", "1000000"], "data.workers 1000000 must be at most 256"),
+        (["--backbone.depth", "100000"], "backbone.depth 100000 must be at most 1,024"),
+        (["--watchdog.patience", "1e300"], "watchdog.patience 1e+300 must be at most 525,600"),
+        (["--preview.columns", "1000000000"], "preview.columns 1000000000 must be at most"),
         (["--model", "ViT5-Nano", "--backbone.heads", "32"], "divisible by 4"),
     ],
 )
@@ -164,6 +220,79 @@ def test_words_are_translated_only_where_the_option_takes_them(tmp_path):
     assert grid.classes == ("true", "none", "3")
 
 
+@pytest.mark.parametrize("text", ["4e5", "400000.0", "4_00000", "+400000", "400000"])
+def test_whole_numbers_are_read_in_every_spelling(tmp_path, text):
+    assert train_config("--steps", text).steps == 400000
+    assert load_config(yaml_file(tmp_path, f"steps: {text}\n")).steps == 400000
+
+
+def test_home_folder_is_expanded_wherever_a_path_is_read(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    path = yaml_file(tmp_path, "output_dir: ~/runs\ndata:\n  path: ~/data\n")
+    for config in (train_config("--config", path), train_config("--config=~/config.yaml")):
+        assert config.output_dir == f"{tmp_path}/runs" and config.data.path == f"{tmp_path}/data"
+        assert f"{tmp_path}/runs" in dump_config(config)
+    grid = parse(GridConfig, ["--checkpoint", "~/a", "--out=~/g.png"])
+    assert (grid.checkpoint, grid.out) == (f"{tmp_path}/a", f"{tmp_path}/g.png")
+    options = parse(MetricsConfig, ["~/s.npz", "--reference", "~", "--report.out", "~/r.html"])
+    assert options.samples == f"{tmp_path}/s.npz" and options.reference == str(tmp_path)
+    assert options.report.out == f"{tmp_path}/r.html"
+
+
+CONFIGS = (
+    AttentionConfig, ConvertConfig, EncodeConfig, ExportConfig, GenerateConfig, GridConfig,
+    InspectConfig, InspectReferenceConfig, InterpolateConfig, LikelihoodConfig, ListConfig,
+    MakeReferenceConfig, MetricsConfig, PathConfig, PlanCommand, PosthocEmaConfig,
+    ReconstructionConfig, SweepConfig, TrainCommand,
+)  # fmt: skip
+# Names that are not files: of the Hub, a model, a class, a column, ...
+NO_FILES = {
+    "agreement", "classes", "device", "evaluation.features", "evaluation.metrics",
+    "evaluation.weights", "features", "guidance.reference_weights", "intervals", "label", "license",
+    "metrics", "model", "name", "names", "to_class", "trackers", "weights",
+}  # fmt: skip
+
+
+def numbers(hint: object, bounds: tuple = ()) -> Iterator[tuple]:
+    """The bounds of every number in a type."""
+    if hint in (int, float):
+        yield bounds
+    elif get_origin(hint) is Annotated:
+        yield from numbers(get_args(hint)[0], get_args(hint)[1:])
+    else:
+        for inner in get_args(hint):
+            yield from numbers(inner)
+
+
+def fields_of(cls: type, prefix: str = "") -> Iterator[tuple[str, object]]:
+    """Every option of a command by its dotted name, with its annotation."""
+    for name, hint in get_type_hints(cls, include_extras=True).items():
+        plain = get_args(hint)[0] if get_origin(hint) is Annotated else hint
+        if is_dataclass(plain):
+            yield from fields_of(plain, "" if plain is TrainConfig else f"{prefix}{name}.")
+        else:
+            yield prefix + name, hint
+
+
+@pytest.mark.parametrize("config", CONFIGS)
+def test_every_number_has_a_smallest_and_a_largest_value(config):
+    for name, hint in fields_of(config):
+        for bounds in numbers(hint):
+            kinds = {type(bound) for bound in bounds}
+            assert kinds & {Ge, Gt} and kinds & {Le, Lt}, name
+
+
+@pytest.mark.parametrize("config", CONFIGS)
+def test_every_file_option_expands_the_home_folder(config):
+    options = options_of(config, whole=TrainConfig)
+    texts = {name for name, option in options.items() if "str" in str(option.hint)}
+    files = {name for name in texts if options[name].is_path}
+    unsure = texts - files - NO_FILES
+    assert {name.rpartition(".")[2] for name in unsure} <= {
+        "name", "source", "split", "image_column", "label_column",
+    }  # fmt: skip
+
+
 def test_every_configuration_names_how_layer_scale_meets_the_gate():
     for path in Path(__file__).parents[1].glob("configs/*.yaml"):
         assert "layer_scale:" in path.read_text()
@@ -184,11 +313,11 @@ def test_yaml_words_for_none_and_booleans_are_understood(tmp_path):
         (["--method", "dopri5", "--steps", "5"], "steps 5 has no effect: dopri5 chooses its steps"),
         (["--method", "dopri5", "--shift", "2"], "shift 2 has no effect"),
         (["--rtol", "0.1"], "rtol 0.1 has no effect: heun has a fixed grid; use steps"),
-        (["--method", "dopri5", "--rtol", "0"], "rtol 0 must be above 0"),
-        (["--method", "dopri5", "--atol", "-1"], "atol -1.0 must be at least 0"),
+        (["--method", "dopri5", "--rtol", "0"], "rtol 0.0 must be above 0"),
+        (["--method", "dopri5", "--atol", "-1"], "atol -1.0 must be above 0"),
         (["--steps", "0"], "steps 0 must be at least 1"),
         (["--sde.norm", "2"], "sde options have no effect on heun; use euler_maruyama or"),
-        (["--method", "euler_maruyama", "--sde.last-step-size", "1"], "lie between 0 and 1"),
+        (["--method", "euler_maruyama", "--sde.last-step-size", "1"], "1.0 must be below 1"),
         (["--method", "euler_maruyama", "--sde.last-step", "none", "--sde.last-step-size", "0.1"],
          "no effect with sde.last_step none"),
         (["--method", "heum"], "heun"),
@@ -196,7 +325,7 @@ def test_yaml_words_for_none_and_booleans_are_understood(tmp_path):
         (["--guidance.interval", "0", "2"], "must lie within 0 and 1"),
         (["--guidance.channels", "0"], "guidance.channels 0 must be at least 1"),
         (["--guidance.scale", "-1"], "guidance.scale -1.0 must be at least 0"),
-        (["--eps", "0.7"], "eps 0.7 must lie between 0 and 0.5"),
+        (["--eps", "0.7"], "eps 0.7 must be below 0.5"),
         (["--guidance-scale", "2"], "nearest: guidance.scale"),
     ],
 )  # fmt: skip

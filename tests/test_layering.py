@@ -49,6 +49,9 @@ FLOORS = [
         "page",
         "progress",
         "streams",
+        "fields",
+        "flags",
+        "yaml_options",
     },
 ]
 LIGHT = (
@@ -59,7 +62,9 @@ LIGHT = (
     "run_folder",
     "distributed",
     "errors",
+    "fields",
     "files",
+    "flags",
     "rng",
     "plan.options",
     "export",

@@ -3,9 +3,6 @@
 A docstring below a field is its text in `--help`. `None` means absent; 0 switches an interval off.
 """
 
-from sit_vit5.config.checks import (
-    check_values as check_values,
-)
 from sit_vit5.config.conversion import (
     ConvertConfig as ConvertConfig,
 )

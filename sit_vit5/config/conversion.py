@@ -3,29 +3,30 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
+from annotated_types import Ge, Le
 from tyro.conf import Positional
 
-from sit_vit5.config.checks import check_values
 from sit_vit5.config.training import CodecConfig, check_width
+from sit_vit5.fields import FilePath, Fraction, Interval, check_values
 
 
 @dataclass(frozen=True)
 class ConvertConfig:
     """Turn official weights into a folder that the other commands read."""
 
-    source: Positional[str]
+    source: Positional[FilePath]
     """File of a released ViT-5 or DeiT-III classifier, or of SiT (.pt, .pth or .safetensors)."""
-    to: str
+    to: FilePath
     """Folder to write; it must not exist."""
     kind: Literal["sit", "dit"] | None = None
     """SiT or DiT, whose files have the same keys; None: as the file's name says."""
-    step: int = 0
+    step: Interval = 0
     """Optimizer steps behind the weights, for the record; 0: unknown."""
-    heads: int | None = None
+    heads: Annotated[int, Ge(1), Le(2**16)] | None = None
     """Attention heads; None: those of the published size with this width and depth."""
-    class_names: str | None = None
+    class_names: FilePath | None = None
     """File with one class name per line; None: ImageNet's WordNet ids where classes are 1,000."""
     codec: CodecConfig = CodecConfig()
 
@@ -37,15 +38,15 @@ class ConvertConfig:
 class ExportConfig:
     """Write a checkpoint as a folder for diffusers, ready for the Hub."""
 
-    checkpoint: str
+    checkpoint: FilePath
     """Checkpoint folder, a run folder, or its file `latest`."""
-    to: str
+    to: FilePath
     """Folder to write; it must not exist."""
     weights: str = "ema"
     """raw, ema (the slowest average), ema_DECAY such as ema_0.9999, or ema_width_WIDTH."""
     license: str = "unknown"
     """Licence of the weights, for the model card: the Hub's name of it, such as mit."""
-    codec_path: str | None = None
+    codec_path: FilePath | None = None
     """Folder of the autoencoder, if it is not where training found it."""
 
     def __post_init__(self) -> None:
@@ -56,14 +57,14 @@ class ExportConfig:
 class PosthocEmaConfig:
     """Average a run's weights with another relative width, from the snapshots of its own."""
 
-    run: str
+    run: FilePath
     """Run folder trained with ema.widths and ema.snapshot_every."""
-    width: float
+    width: Fraction
     """Relative width: standard deviation of the average's weights over the steps, over their
     number."""
-    to: str
+    to: FilePath
     """Checkpoint folder to write; it must not exist."""
-    step: int | None = None
+    step: Interval | None = None
     """Optimizer step of a snapshot; None: the newest that is not after the newest checkpoint."""
 
     def __post_init__(self) -> None:

@@ -3,24 +3,26 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
-from sit_vit5.config.checks import check_values
+from annotated_types import Ge, Le
+
 from sit_vit5.config.training import CodecConfig, DataConfig
 from sit_vit5.errors import UserError
+from sit_vit5.fields import BatchSize, FilePath, NumImages, check_values
 
 
 @dataclass(frozen=True)
 class EncodeConfig:
     """Encode a data set once, for training without the autoencoder: --data.path CACHE."""
 
-    out: str
+    out: FilePath
     """Folder of the latent cache; a begun one is completed."""
-    batch_size: int = 32
+    batch_size: BatchSize = 32
     """Images per encoder call and process, each with its mirror; halved when memory runs out."""
     dtype: Literal["float32", "float16"] = "float32"
     """Type of the stored numbers; float16 takes half the disk and rounds to 3 digits."""
-    shard_size: int = 4096
+    shard_size: Annotated[int, Ge(1), Le(10**7)] = 4096
     """Images per file."""
     data: DataConfig = DataConfig()
     codec: CodecConfig = CodecConfig()
@@ -33,9 +35,9 @@ class EncodeConfig:
 class InspectConfig:
     """Look at a data set or a latent cache before training on it."""
 
-    out: str = "inspect.png"
+    out: FilePath = "inspect.png"
     """Picture to write: a few images of the first classes."""
-    sample: int = 1000
+    sample: NumImages = 1000
     """Images that are decoded to look for oddities, drawn at random."""
     verify: bool = False
     """Decode every image; of a cache, read every number and compare the hashes."""

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Annotated, Literal
 
+from annotated_types import Ge, Le, Lt
 from tyro.conf import Positional
 
-from sit_vit5.config.checks import check_values
 from sit_vit5.config.reference import RealDataConfig, check_weights
 from sit_vit5.config.sampling import (
     GenerateConfig,
@@ -17,6 +17,20 @@ from sit_vit5.config.sampling import (
     check_sampler,
 )
 from sit_vit5.errors import UserError
+from sit_vit5.fields import (
+    MOST_BLOCKS,
+    BatchSize,
+    EndDistance,
+    FilePath,
+    Fraction,
+    GuidanceScale,
+    ImageSize,
+    NumImages,
+    Seed,
+    SolverSteps,
+    Tolerance,
+    check_values,
+)
 
 
 @dataclass(frozen=True)
@@ -25,9 +39,9 @@ class ReportConfig:
 
     write: bool = True
     """Write it."""
-    out: str | None = None
+    out: FilePath | None = None
     """HTML to write; None: beside the JSON, report.html for metrics.json."""
-    images: int = 36
+    images: Annotated[int, Ge(1), Le(10_000)] = 36
     """Samples in its grid, drawn at random by the seed."""
 
 
@@ -35,32 +49,32 @@ class ReportConfig:
 class MetricsConfig:
     """Compare a set of samples with a reference."""
 
-    samples: Positional[str]
+    samples: Positional[FilePath]
     """samples.npz (arr_0, uint8, N H W C), a folder or zip of images, or a built-in set."""
-    reference: str
+    reference: FilePath
     """npz (arr_0, or mu and sigma, or all), a folder or zip of images, or a built-in set:
     digits:held-out."""
     metrics: tuple[str, ...] = ()
     """fid, sfid, is, precision_recall, kid; none given: all that features and reference allow."""
     features: str = "inception"
     """inception (torch-fidelity's InceptionV3), dinov2, timm:NAME (any model of timm), pixels."""
-    floor: str | None = None
+    floor: FilePath | None = None
     """A second real set compared with the reference: what a perfect model would score."""
     agreement: str | None = None
     """Labelled built-in set; reports how many samples its classifier assigns to the asked class."""
-    classes: str | None = None
+    classes: FilePath | None = None
     """Labelled real images for distances per class, as --data.path of train_sit.py takes them;
     None: the reference's own images, where they have labels."""
-    neighbours: str | None = None
+    neighbours: FilePath | None = None
     """Training images, as --data.path of train_sit.py takes them, a reference or digits:train: are
     samples copies of them? One pass over all of them."""
-    weights: str | None = None
+    weights: FilePath | None = None
     """File of the features' network, instead of its library's cache."""
-    inception_weights: str | None = None
+    inception_weights: FilePath | None = None
     """The same, under the name that Inception's weights have in the other commands."""
-    batch_size: int = 64
+    batch_size: BatchSize = 64
     """Images per feature batch; changes a network's features in their last bits only."""
-    bootstrap: int = 0
+    bootstrap: Annotated[int, Ge(0), Le(10**6)] = 0
     """Resamples for a 95% interval of fid, such as 20; about 10 s each for 50,000 images on two
     cores. 0: none."""
     extrapolate: bool = False
@@ -69,13 +83,13 @@ class MetricsConfig:
     """Also check the installation: the reference against itself, and one image in two batches."""
     keep_features: bool = True
     """Keep a network's features on the disk: another metric of the same images needs no pass."""
-    cache: str | None = None
+    cache: FilePath | None = None
     """Folder of kept features; None: ~/.cache/sit_vit5/features."""
-    cache_gigabytes: float = 10.0
+    cache_gigabytes: Annotated[float, Ge(0), Le(1e9)] = 10.0
     """Largest size of that folder in 10^9 bytes; features unused for longest are removed."""
-    seed: int = 0
+    seed: Seed = 0
     """Of the choice of images that are shown, and of those whose neighbours are sought."""
-    out: str | None = None
+    out: FilePath | None = None
     """JSON to write; None: metrics.json beside the samples."""
     report: ReportConfig = ReportConfig()
     real: RealDataConfig = RealDataConfig()
@@ -88,23 +102,23 @@ class MetricsConfig:
 class SweepConfig(GenerateConfig):
     """Rank guidance scales, guidance intervals and averages on a few samples of each."""
 
-    reference: str
+    reference: FilePath
     """npz (arr_0, or mu and sigma), a folder of images, or a built-in set: digits:held-out."""
-    scales: tuple[float, ...] = (1.0, 1.5, 2.0, 3.0)
+    scales: tuple[GuidanceScale, ...] = (1.0, 1.5, 2.0, 3.0)
     """Guidance scales; 1 is off and runs once, whatever the intervals."""
     intervals: tuple[str, ...] = ("0,1",)
     """Guidance intervals LOW,HIGH such as 0,1 0.3,1, in guidance.interval_unit."""
     weights: tuple[str, ...] = ()
     """raw, ema (the slowest average), ema_DECAY or ema_width_WIDTH; none given: every average."""
-    num_samples: int = 500
+    num_samples: NumImages = 500
     """Images per cell; all cells share noise and labels."""
     features: str = "inception"
     """inception (torch-fidelity's InceptionV3), dinov2, timm:NAME (any model of timm), pixels."""
     agreement: str | None = None
     """Labelled built-in set (digits): also the share of samples classified as asked."""
-    inception_weights: str | None = None
+    inception_weights: FilePath | None = None
     """File of the features' network, Inception or another, instead of its library's cache."""
-    out: str | None = None
+    out: FilePath | None = None
     """Folder to write to; None: samples/sweep_STEP_N in the run folder."""
 
     def __post_init__(self) -> None:
@@ -115,46 +129,46 @@ class SweepConfig(GenerateConfig):
 class LikelihoodConfig:
     """Log-likelihood of images under the model's ODE."""
 
-    checkpoint: str
+    checkpoint: FilePath
     """Checkpoint folder, a run folder, or its file `latest`."""
-    data: str
+    data: FilePath
     """Built-in set (digits:held-out, digits:train), or images as --data.path of train_sit.py takes
     them: a folder with a sub-folder per class, an npz, ..."""
     weights: str = "ema"
     """raw, ema (the slowest average), ema_DECAY such as ema_0.9999, or ema_width_WIDTH."""
-    num_images: int = 64
+    num_images: Annotated[int, Ge(0), Le(10**8)] = 64
     """Images, drawn from the data by the seed; 0: all."""
     method: Literal[
         "dopri5", "dopri8", "bosh3", "adaptive_heun", "fehlberg2",
         "euler", "midpoint", "heun", "heun3", "rk4",
     ] = "dopri5"  # fmt: skip
     """ODE solver: with steps of its own choice, or on a fixed grid (from euler on)."""
-    steps: int | None = None
+    steps: SolverSteps | None = None
     """Integration intervals of a fixed grid; None: 50."""
-    atol: float | None = None
+    atol: Tolerance | None = None
     """Absolute tolerance of an adaptive method; None: 1e-6."""
-    rtol: float | None = None
+    rtol: Tolerance | None = None
     """Relative tolerance of an adaptive method; None: 1e-3."""
-    eps: float | None = None
+    eps: EndDistance | None = None
     """Distance in t from an end where the prediction is singular; None: SiT's, 1e-3."""
-    probes: int = 1
+    probes: Annotated[int, Ge(1), Le(10**6)] = 1
     """Random sign vectors per image that estimate the divergence; the cost is in proportion."""
     dequantize: Literal["uniform", "none"] | None = None
     """Uniform noise of one grey level on the pixels, or none; None: uniform for models of pixels,
     none for models of latents."""
     null_label: bool = False
     """Likelihood without the class, by the null label, instead of given each image's class."""
-    batch_size: int = 64
+    batch_size: BatchSize = 64
     """Images per network call and process."""
     precision: Literal["bf16", "fp32"] = "fp32"
     """Precision of matrix products; the solver's state is fp32."""
     attention: Literal["fused", "fp32_math"] = "fused"
     """Fused kernels, or softmax(q k) v written out in fp32, to compare with."""
-    seed: int = 0
+    seed: Seed = 0
     """Of the choice of images; probes and dequantisation are those of (seed, image)."""
-    codec_path: str | None = None
+    codec_path: FilePath | None = None
     """Folder of the autoencoder, if it is not where training found it."""
-    out: str | None = None
+    out: FilePath | None = None
     """JSON to write; None: likelihood_STEP.json in the run's samples."""
 
     def __post_init__(self) -> None:
@@ -165,36 +179,36 @@ class LikelihoodConfig:
 class AttentionConfig:
     """Draw where cls and the registers look, and how many channels the gates suppress."""
 
-    checkpoint: str | None = None
+    checkpoint: FilePath | None = None
     """Denoiser: checkpoint folder, a run folder, or its file `latest`."""
     weights: str = "ema"
     """The checkpoint's weights: raw, ema (the slowest average), ema_DECAY or
     ema_width_WIDTH."""
-    classifier: str | None = None
+    classifier: FilePath | None = None
     """Instead of a checkpoint: folder by sit_vit5.convert, or file of a released classifier."""
-    image: str | None = None
+    image: FilePath | None = None
     """File, digits:3 (held-out) or digits:train:3; None: digits:0 for a model of digits."""
-    t: float = 0.5
+    t: Annotated[float, Ge(0), Le(1)] = 0.5
     """Time to which a denoiser's image is noised; 0 is noise, 1 the image."""
     label: str | None = None
     """Denoiser's class by name or number; None: the digit's own, else no class."""
-    blocks: tuple[int, ...] = ()
+    blocks: tuple[Annotated[int, Ge(0), Lt(MOST_BLOCKS)], ...] = ()
     """Numbers of the blocks to draw, from 0; none given: four spread evenly."""
-    head: int | None = None
+    head: Annotated[int, Ge(0), Lt(2**16)] | None = None
     """Number of one head, from 0; None: the mean over heads."""
     interpolation: Literal["nearest", "bilinear"] = "nearest"
     """How a map is enlarged."""
-    suppressed: float = 0.1
+    suppressed: Fraction = 0.1
     """A channel is suppressed where |scale| is at most this part of its branch's mean |scale|."""
-    seed: int = 0
+    seed: Seed = 0
     """Seed of the noise in a denoiser's image."""
-    codec_path: str | None = None
+    codec_path: FilePath | None = None
     """Folder of the denoiser's autoencoder, if it is not where training found it."""
-    heads: int | None = None
+    heads: Annotated[int, Ge(1), Le(2**16)] | None = None
     """Classifier's heads, where neither QK-norm nor a known size tells them."""
-    image_size: int | None = None
+    image_size: ImageSize | None = None
     """Side of the classifier's images in pixels; None: the trained one."""
-    out: str | None = None
+    out: FilePath | None = None
     """Folder to write to; None: attention_STEP in the run's samples, or beside the classifier."""
 
     def __post_init__(self) -> None:
@@ -273,7 +287,3 @@ def check_attention(config: AttentionConfig) -> None:
     for name in foreign:
         if getattr(config, name) is not None:
             raise UserError(f"{name} has no use for {kind}; drop it")
-    if not 0 <= config.t <= 1:
-        raise UserError(f"t {config.t} must lie in [0, 1]; 0 is noise, 1 the image")
-    if not 0 < config.suppressed < 1:
-        raise UserError(f"suppressed {config.suppressed} must lie between 0 and 1, such as 0.1")

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Annotated, Literal, Protocol
 
+from annotated_types import Ge, Le
 from tyro.conf import Positional
 
-from sit_vit5.config.checks import check_values
 from sit_vit5.config.training import CodecConfig
 from sit_vit5.errors import UserError
+from sit_vit5.fields import BatchSize, FilePath, ImageSize, NumImages, Seed, Workers, check_values
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,7 +25,7 @@ class RealDataConfig:
     """As --data.image-column of train_sit.py."""
     label_column: str | None = None
     """As --data.label-column of train_sit.py."""
-    workers: int = 4
+    workers: Workers = 4
     """Processes that decode images; 0: none."""
 
 
@@ -32,7 +33,7 @@ class RealDataConfig:
 class RealImagesConfig(RealDataConfig):
     """Real images, read as training reads them: the same sources, the same crop, never mirrored."""
 
-    image_size: int = 256
+    image_size: ImageSize = 256
     """Side of the images in pixels (ADM centre crop)."""
     unconditional: bool = False
     """Ignore the classes: a folder needs no sub-folders."""
@@ -40,11 +41,11 @@ class RealImagesConfig(RealDataConfig):
     """A file that cannot be decoded stops the command, or is left out and counted."""
     features: str = "inception"
     """inception (torch-fidelity's InceptionV3), dinov2, timm:NAME or pixels."""
-    weights: str | None = None
+    weights: FilePath | None = None
     """File of the features' network, instead of its library's cache."""
-    inception_weights: str | None = None
+    inception_weights: FilePath | None = None
     """The same, under the name that Inception's weights have in the other commands."""
-    batch_size: int = 64
+    batch_size: BatchSize = 64
     """Images per feature batch; the result depends on it only by rounding."""
 
 
@@ -68,13 +69,13 @@ def check_weights(config: HasWeights) -> None:
 class MakeReferenceConfig(RealImagesConfig):
     """Make a reference of a data set: statistics of all images, and some of the images."""
 
-    data: Positional[str]
+    data: Positional[FilePath]
     """Data set as --data.path of train_sit.py takes it, or digits:train, digits:held-out."""
-    out: str
+    out: FilePath
     """Reference to write, an npz; a begun one is completed."""
-    num_images_kept: int = 10_000
+    num_images_kept: NumImages = 10_000
     """Images kept for precision, recall and KID, drawn at random; all, if there are fewer."""
-    seed: int = 0
+    seed: Seed = 0
     """Of the choice of the images that are kept."""
 
     def __post_init__(self) -> None:
@@ -88,7 +89,7 @@ class MakeReferenceConfig(RealImagesConfig):
 class InspectReferenceConfig:
     """Say what is in a reference, a sample set or any other set of images, and check it."""
 
-    file: Positional[str]
+    file: Positional[FilePath]
     """npz, .npy, folder or zip archive of images."""
 
 
@@ -103,22 +104,22 @@ REFERENCE_COMMANDS: dict[str, type] = {
 class ReconstructionConfig(RealImagesConfig):
     """Encode and decode images with a codec: rFID, PSNR, SSIM and LPIPS against the originals."""
 
-    data: str
+    data: FilePath
     """Data set as --data.path of train_sit.py takes it, mostly validation images; or digits:train,
     digits:held-out."""
-    out: str
+    out: FilePath
     """Folder to write reconstruction.json and reconstruction.png to."""
     posterior: Literal["mode", "sample"] = "mode"
     """Decode the posterior's mean, or a draw of it as training sees it."""
-    num_images: int = 0
+    num_images: Annotated[int, Ge(0), Le(10**8)] = 0
     """Images, drawn from the data by the seed; 0: all."""
-    seed: int = 0
+    seed: Seed = 0
     """Of the choice of images; the posterior's draws are those of (seed, image)."""
     lpips: Literal["alex", "vgg", "squeeze"] = "alex"
     """Network that LPIPS is built on; papers on autoencoders use alex or vgg, and rarely say."""
-    lpips_weights: str | None = None
+    lpips_weights: FilePath | None = None
     """File of torchvision's ImageNet weights of that network, instead of torch's cache."""
-    columns: int = 8
+    columns: Annotated[int, Ge(1), Le(1000)] = 8
     """Images in the picture."""
     codec: CodecConfig = CodecConfig()
 

@@ -3,10 +3,23 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
-from sit_vit5.config.checks import check_values
+from annotated_types import Ge, Le, Lt
+
 from sit_vit5.errors import UserError
+from sit_vit5.fields import (
+    BatchSize,
+    EndDistance,
+    FilePath,
+    GuidanceScale,
+    NumImages,
+    Seed,
+    Shift,
+    SolverSteps,
+    Tolerance,
+    check_values,
+)
 
 # Methods that choose their steps, and methods that draw noise; all others have a fixed grid.
 ADAPTIVE_METHODS = ("dopri5", "dopri8", "bosh3", "adaptive_heun", "fehlberg2")
@@ -17,17 +30,17 @@ SDE_METHODS = ("euler_maruyama", "stochastic_heun")
 class GuidanceConfig:
     """Classifier-free guidance, or autoguidance by a worse network."""
 
-    scale: float | None = None
+    scale: GuidanceScale | None = None
     """1 is off and costs half; None: 1 for sample sets, 2 for grids of models with a null label."""
-    channels: int | None = None
+    channels: Annotated[int, Ge(1), Le(2**16)] | None = None
     """Number of channels guided, from the first; None: all. SiT's and DiT's code guide 3 of 4."""
-    interval: tuple[float, float] = (0.0, 1.0)
+    interval: tuple[Annotated[float, Ge(0), Le(1e9)], Annotated[float, Ge(0), Le(1e9)]] = (0.0, 1.0)
     """Lowest and highest t at which guidance acts; elsewhere it costs nothing."""
     interval_unit: Literal["t", "sigma", "step"] = "t"
     """Unit of the interval: our t, noise levels sigma / alpha, or numbers of solver steps."""
     schedule: Literal["constant", "linear", "cosine"] = "constant"
     """How the scale rises over the interval; its mean is the scale."""
-    reference: str | None = None
+    reference: FilePath | None = None
     """Checkpoint of a worse network to push away from (autoguidance); None: the null label."""
     reference_weights: str = "ema"
     """That checkpoint's weights: raw, ema, ema_DECAY or ema_width_WIDTH."""
@@ -41,11 +54,11 @@ class SdeConfig:
         "constant", "sbdm", "sigma", "linear", "decreasing", "increasing-decreasing"
     ] = "sigma"
     """Diffusion coefficient w_t; the noise is sqrt(2 w_t) dW."""
-    norm: float = 1.0
+    norm: Annotated[float, Ge(0), Le(1000)] = 1.0
     """Factor of the coefficient."""
     last_step: Literal["none", "mean", "euler", "tweedie"] = "mean"
     """Last step to t = 1, without noise."""
-    last_step_size: float = 0.04
+    last_step_size: Annotated[float, Ge(0), Lt(1)] = 0.04
     """Its size in t."""
 
 
@@ -53,7 +66,7 @@ class SdeConfig:
 class SamplerConfig:
     """How noise becomes images."""
 
-    checkpoint: str
+    checkpoint: FilePath
     """Checkpoint folder, a run folder, or its file `latest`."""
     weights: str = "ema"
     """raw, ema (the slowest average), ema_DECAY such as ema_0.9999, or ema_width_WIDTH."""
@@ -63,26 +76,26 @@ class SamplerConfig:
         "euler_maruyama", "stochastic_heun",
     ] = "heun"  # fmt: skip
     """ODE on a fixed grid, ODE with steps of its own choice (from dopri5 on), or SDE (last two)."""
-    steps: int | None = None
+    steps: SolverSteps | None = None
     """Integration intervals, an SDE's last step included; fixed grids only. None: 50, SDE 250."""
-    atol: float | None = None
+    atol: Tolerance | None = None
     """Absolute tolerance of an adaptive method; None: 1e-6."""
-    rtol: float | None = None
+    rtol: Tolerance | None = None
     """Relative tolerance of an adaptive method; None: 1e-3."""
-    shift: float | None = None
+    shift: Shift | None = None
     """Shift of the grid towards noise; None: the checkpoint's own, as in training."""
-    eps: float | None = None
+    eps: EndDistance | None = None
     """Distance in t from an end where the prediction is singular; None: SiT's, 1e-3."""
-    batch_size: int = 64
+    batch_size: BatchSize = 64
     """Images per network call and process."""
     precision: Literal["bf16", "tf32", "fp32"] = "fp32"
     """Precision of matrix products; the sampler's state is fp32. tf32 is fp32 whose products CUDA
     rounds to 10 bits: the default of SiT's code, several times as fast on recent GPUs."""
     attention: Literal["fused", "fp32_math"] = "fused"
     """Fused kernels, or softmax(q k) v written out in fp32, to compare with."""
-    seed: int = 0
+    seed: Seed = 0
     """Image i starts from the noise of (seed, i), whatever the batch or process."""
-    codec_path: str | None = None
+    codec_path: FilePath | None = None
     """Folder of the autoencoder, if it is not where training found it."""
     guidance: GuidanceConfig = GuidanceConfig()
     sde: SdeConfig = SdeConfig()
@@ -95,11 +108,11 @@ class SamplerConfig:
 class GridConfig(SamplerConfig):
     """Draw a labelled grid of samples, one row per class."""
 
-    columns: int = 8
+    columns: Annotated[int, Ge(1), Le(1000)] = 8
     """Images per class."""
     classes: tuple[str, ...] = ()
     """Class names or numbers to draw; none given: the first ten."""
-    out: str | None = None
+    out: FilePath | None = None
     """PNG to write; None: samples/grid_STEP.png in the run folder."""
 
 
@@ -113,12 +126,12 @@ class PathConfig(SamplerConfig):
 
     classes: tuple[str, ...] = ()
     """Class names or numbers to draw; none given: the first four."""
-    images: int = 1
+    images: Annotated[int, Ge(1), Le(1000)] = 1
     """Images per class."""
-    frames: int | None = None
+    frames: Annotated[int, Ge(2), Le(10_000)] | None = None
     """Times shown, both ends included: columns of a PNG, frames of an animation; None: 10, or as
     many as the solver has states."""
-    out: str | None = None
+    out: FilePath | None = None
     """PNG, or animated .gif or .webp to write; None: samples/path_STEP.png in the run folder."""
 
     def __post_init__(self) -> None:
@@ -130,15 +143,15 @@ class PathConfig(SamplerConfig):
 class InterpolateConfig(SamplerConfig):
     """Draw the images between the noises of two seeds, or on the way through several."""
 
-    seeds: tuple[int, ...] = (0, 1)
+    seeds: tuple[Seed, ...] = (0, 1)
     """Seeds from one to the next, instead of seed; each gives its image 0."""
     classes: tuple[str, ...] = ()
     """Class names or numbers to draw, a row each; none given: the first four."""
     to_class: str | None = None
     """Class at the last seed: the class embedding goes there in a straight line."""
-    frames: int = 9
+    frames: Annotated[int, Ge(2), Le(10_000)] = 9
     """Pictures from one seed to the next, both included."""
-    out: str | None = None
+    out: FilePath | None = None
     """PNG, or animated .gif or .webp; None: samples/interpolation_STEP.png in the run folder."""
 
     def __post_init__(self) -> None:
@@ -156,17 +169,17 @@ class InterpolateConfig(SamplerConfig):
 class GenerateConfig(SamplerConfig):
     """Write N samples to samples.npz with a manifest; run again, it makes only what is missing."""
 
-    num_samples: int = 50000
+    num_samples: NumImages = 50000
     """Number of images."""
     labels: Literal["random", "balanced"] = "random"
     """Uniformly drawn labels (the ADM protocol), or label i modulo the number of classes."""
     classes: tuple[str, ...] = ()
     """Class names or numbers to draw from; none given: all."""
-    labels_file: str | None = None
+    labels_file: FilePath | None = None
     """File with one class name or number per image, instead of labels and classes."""
     png: bool = False
     """Also write every image as a PNG, in the folder `images` beside the archive."""
-    out: str | None = None
+    out: FilePath | None = None
     """Folder to write to; None: samples/STEP_N beside the checkpoints."""
 
     def __post_init__(self) -> None:
@@ -190,16 +203,11 @@ def check_sampler(config: SamplerConfig) -> None:
             raise UserError(f"{name} {value:g} has no effect: {reason}")
     if method not in SDE_METHODS and config.sde != SdeConfig():
         raise UserError(f"sde options have no effect on {method}; use {' or '.join(SDE_METHODS)}")
-    for name in ("atol", "rtol"):
-        if getattr(config, name) == 0:
-            raise UserError(f"{name} 0 must be above 0")
-    if config.eps is not None and not 0 < config.eps < 0.5:
-        raise UserError(f"eps {config.eps} must lie between 0 and 0.5")
     if config.sde.last_step == "none":
         if config.sde.last_step_size not in (0, SdeConfig.last_step_size):
             raise UserError("sde.last_step_size has no effect with sde.last_step none")
-    elif not 0 < config.sde.last_step_size < 1:
-        raise UserError(f"sde.last_step_size {config.sde.last_step_size} must lie between 0 and 1")
+    elif config.sde.last_step_size == 0:
+        raise UserError("sde.last_step_size 0 must be above 0; sde.last_step none has no such step")
     check_interval(config.guidance, "guidance.interval")
 
 

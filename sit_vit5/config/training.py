@@ -4,12 +4,24 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
+
+from annotated_types import Ge, Gt, Le, Lt
 
 from sit_vit5 import presets
-from sit_vit5.config.checks import check_values
 from sit_vit5.config.watching import EvaluationConfig, PreviewConfig, WatchdogConfig
 from sit_vit5.errors import UserError
+from sit_vit5.fields import (
+    FilePath,
+    Fraction,
+    ImageSize,
+    Interval,
+    Seed,
+    Shift,
+    Steps,
+    Workers,
+    check_values,
+)
 
 
 @dataclass(frozen=True)
@@ -19,7 +31,7 @@ class DataConfig:
     source: str | None = None
     """digits (built in), fashion-mnist, folder (of images), huggingface (data set), idx, latents (a
     cache), npz or webdataset; None: what lies at the path."""
-    path: str | None = None
+    path: FilePath | None = None
     """Folder of images, one sub-folder per class; or a file, folder or hub id of another source."""
     split: str = "train"
     """Part of the data set: train or test of idx and fashion-mnist; train or held-out of digits;
@@ -28,7 +40,7 @@ class DataConfig:
     """Column of the images in a Hugging Face data set; None: the one with the feature Image."""
     label_column: str | None = None
     """Column of the labels; None: the one with the feature ClassLabel."""
-    image_size: int = 256
+    image_size: ImageSize = 256
     """Side of the training images in pixels (ADM centre crop)."""
     unconditional: bool = False
     """Ignore the classes: num_classes 0, and a folder needs no sub-folders."""
@@ -36,7 +48,7 @@ class DataConfig:
     """Mirror each visit of an image with probability 1/2."""
     on_bad_image: Literal["error", "skip"] = "error"
     """A file that cannot be decoded stops the run, or is replaced by the next one and counted."""
-    workers: int = 4
+    workers: Workers = 4
     """Loader processes per training process; 0 loads in the training process."""
 
 
@@ -47,7 +59,7 @@ class CodecConfig:
     name: str = "sd-vae-ema"
     """identity (pixels), sd-vae-ema or sd-vae-mse (Stable Diffusion's AutoencoderKL), taesd (its
     tiny AutoencoderTiny), or diffusers (the AutoencoderKL, -Tiny or -DC at path)."""
-    path: str | None = None
+    path: FilePath | None = None
     """Local folder or hub id (ORG/NAME, ORG/NAME/vae) of the autoencoder, instead of the name's
     own; diffusers has none of its own."""
 
@@ -65,13 +77,13 @@ class ObjectiveConfig:
     loss, or a bound of the likelihood."""
     times: Literal["uniform", "logit_normal"] = "uniform"
     """Distribution of t in training."""
-    times_mean: float = 0.0
+    times_mean: Annotated[float, Ge(-100), Le(100)] = 0.0
     """Mean of logit t for logit_normal."""
-    times_std: float = 1.0
+    times_std: Annotated[float, Ge(0), Le(100)] = 1.0
     """Standard deviation of logit t for logit_normal."""
-    shift: float = 1.0
+    shift: Shift = 1.0
     """Shifts t towards noise in training and in the samplers' grids (SD3); 1: not."""
-    class_dropout: float = 0.1
+    class_dropout: Annotated[float, Ge(0), Lt(1)] = 0.1
     """Probability that a sample's label is replaced by the null label."""
 
 
@@ -81,21 +93,21 @@ class OptimizerConfig:
 
     name: Literal["adamw", "muon"] = "adamw"
     """adamw, or muon for the matrices of the blocks and AdamW for everything else."""
-    lr: float = 1e-4
+    lr: Annotated[float, Ge(0), Le(1000)] = 1e-4
     """Learning rate after warm-up, per optimizer step."""
-    betas: tuple[float, float] = (0.9, 0.999)
+    betas: tuple[Annotated[float, Ge(0), Lt(1)], Annotated[float, Ge(0), Lt(1)]] = (0.9, 0.999)
     """Decay of the first and second moment per step."""
-    eps: float = 1e-8
+    eps: Annotated[float, Gt(0), Le(1)] = 1e-8
     """Term added to the denominator."""
-    weight_decay: float = 0.0
+    weight_decay: Annotated[float, Ge(0), Le(1000)] = 0.0
     """Decoupled weight decay per step, times lr."""
-    warmup_steps: int = 0
+    warmup_steps: Interval = 0
     """Optimizer steps over which the rate rises linearly."""
-    momentum: float = 0.95
+    momentum: Annotated[float, Ge(0), Lt(1)] = 0.95
     """Nesterov momentum of Muon."""
-    matrix_lr: float | None = None
+    matrix_lr: Annotated[float, Ge(0), Le(1000)] | None = None
     """Learning rate of Muon's matrices, whose updates have AdamW's root mean square; None: lr."""
-    clip_norm: float = 1.0
+    clip_norm: Annotated[float, Ge(0), Le(1e9)] = 1.0
     """Largest gradient norm; 0 switches clipping off."""
 
 
@@ -117,14 +129,14 @@ def width_name(width: float) -> str:
 class EmaConfig:
     """Moving averages of the weights; all decays and widths are kept at once."""
 
-    decays: tuple[float, ...] = (0.9999,)
+    decays: tuple[Fraction, ...] = (0.9999,)
     """Decay per optimizer step of each average."""
     warmup: bool = True
     """Lower the decay to (1 + step) / (10 + step) while that is smaller."""
-    widths: tuple[float, ...] = ()
+    widths: tuple[Fraction, ...] = ()
     """Relative widths, such as 0.05 0.1, of power-function averages, whose snapshots give any other
     width after training (EDM2, python -m sit_vit5.posthoc_ema)."""
-    snapshot_every: int = 0
+    snapshot_every: Interval = 0
     """Optimizer steps between snapshots of the widths, which are all kept; 0: none."""
     device: Literal["model", "host"] = "model"
     """Where the averages are kept: beside the model, or in the host's memory, which costs a copy of
@@ -149,11 +161,11 @@ class EmaConfig:
 class CheckpointConfig:
     """When the state is written."""
 
-    every: int = 10000
+    every: Interval = 10000
     """Optimizer steps between checkpoints; 0: only the first, the last, and on interruption."""
-    keep: int = 3
+    keep: Interval = 3
     """Newest checkpoints kept; older ones are removed after a new one is complete; 0 keeps all."""
-    milestone_every: int = 0
+    milestone_every: Interval = 0
     """Optimizer steps between checkpoints whose averages are never removed; 0: none."""
     background: bool = True
     """Copy the state and write it while training goes on, instead of waiting for the disk; takes
@@ -168,16 +180,16 @@ class TrainConfig:
     """Recipe, size and patch; sets all of backbone. Without a patch: 2."""
     name: str | None = None
     """Name of the run; None: made from the model and the data."""
-    output_dir: str = "runs"
+    output_dir: FilePath = "runs"
     """Folder that holds the run folder."""
-    init_from: str | None = None
+    init_from: FilePath | None = None
     """Checkpoint (its averaged weights) or converted classifier that starts a new run; what is
     taken, resized and left is listed."""
-    steps: int = 400000
+    steps: Steps = 400000
     """Optimizer steps in total."""
-    batch_size: int = 256
+    batch_size: Annotated[int, Ge(1), Le(2**20)] = 256
     """Images per optimizer step over all processes and accumulation steps together."""
-    accumulation: int = 1
+    accumulation: Annotated[int, Ge(1), Le(2**16)] = 1
     """Forward passes per optimizer step and process."""
     precision: Literal["bf16", "tf32", "fp32"] = "bf16"
     """Precision of matrix products; weights, norms, loss, averages and sampler state are fp32. tf32
@@ -193,14 +205,14 @@ class TrainConfig:
     compile: bool | None = None
     """Compile the blocks one by one with torch.compile (on CPU it needs a C++ compiler); None: on
     CUDA."""
-    seed: int = 0
+    seed: Seed = 0
     """Seed of everything random: weights, data order, noise, times, label dropout, previews."""
-    log_every: int = 100
+    log_every: Steps = 100
     """Optimizer steps between log lines."""
     trackers: tuple[str, ...] = ("tensorboard",)
     """Also told what metrics.jsonl holds, by accelerate: tensorboard (into the run folder), wandb,
     trackio, mlflow and others; one that is missing or fails is left out."""
-    max_skipped: int = 10
+    max_skipped: Steps = 10
     """Steps in a row that are skipped, or whose gradient is zero, before the run stops."""
     data: DataConfig = DataConfig()
     codec: CodecConfig = CodecConfig()
@@ -220,10 +232,6 @@ class TrainConfig:
 def check_train(config: TrainConfig) -> None:
     """Refuses values that no run can have. What needs files or processes is checked later."""
     check_values(config)
-    if config.seed >= 2**63:
-        raise UserError(f"seed {config.seed} must be below 2**63")
-    if config.objective.class_dropout >= 1:
-        raise UserError(f"objective.class_dropout {config.objective.class_dropout} must be below 1")
     objective = config.objective
     if objective.weights != "none" and objective.prediction == "velocity":
         raise UserError(
@@ -232,14 +240,8 @@ def check_train(config: TrainConfig) -> None:
         )
     if objective.times == "uniform" and (objective.times_mean, objective.times_std) != (0, 1):
         raise UserError("objective.times_mean and times_std need objective.times logit_normal")
-    if config.optimizer.eps == 0:
-        raise UserError("optimizer.eps 0 must be above 0: a still weight would divide by zero")
-    if not 0 <= config.optimizer.momentum < 1:
-        raise UserError(f"optimizer.momentum {config.optimizer.momentum} must lie in [0, 1)")
     if config.optimizer.name != "muon" and config.optimizer.matrix_lr is not None:
         raise UserError("optimizer.matrix_lr needs optimizer.name muon")
-    if not all(0 <= beta < 1 for beta in config.optimizer.betas):
-        raise UserError(f"optimizer.betas {list(config.optimizer.betas)} must lie in [0, 1)")
     _check_ema(config.ema)
     _check_evaluation(config)
     if config.name is not None and not re.fullmatch(r"\w[\w.+=@ -]{0,199}", config.name):
@@ -258,9 +260,8 @@ def check_width(name: str, width: float) -> None:
 
 
 def _check_ema(ema: EmaConfig) -> None:
-    bad_decays = [decay for decay in ema.decays if not 0 < decay < 1]
-    if bad_decays or not (ema.decays or ema.widths):
-        raise UserError(f"ema.decays {list(ema.decays)} must hold numbers between 0 and 1")
+    if not (ema.decays or ema.widths):
+        raise UserError("ema.decays needs a value, such as 0.9999, where ema.widths has none")
     for width in ema.widths:
         check_width("ema.widths", width)
     if bool(ema.widths) != (ema.snapshot_every > 0):

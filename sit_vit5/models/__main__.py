@@ -6,12 +6,15 @@ import json
 import warnings
 from dataclasses import asdict, dataclass
 from fnmatch import fnmatchcase
+from typing import Annotated
 
+from annotated_types import Ge, Le
 from tyro.conf import Positional
 
 from sit_vit5 import presets
 from sit_vit5.cli import parse, run
 from sit_vit5.errors import UserError, nearest, nearest_multiples
+from sit_vit5.fields import ImageSize, check_values
 
 # ViT-5's classifiers: recipe ViT5, patch 16, 224x224; weights of all but XL are released.
 CLASSIFIERS = ("ViT5-S/16", "ViT5-B/16", "ViT5-L/16", "ViT5-XL/16")
@@ -24,23 +27,19 @@ class ListConfig:
     names: Positional[tuple[str, ...]] = ()
     """Names or patterns such as 'ViT5-*/4' or SiT-XL, in quotes for the shell; without a patch: 2.
     None given: all models of patch 2, and ViT-5's classifiers."""
-    image_size: int = 256
+    image_size: ImageSize = 256
     """Side of the images in pixels."""
-    latent_factor: int = 8
+    latent_factor: Annotated[int, Ge(1), Le(1024)] = 8
     """Image pixels per latent pixel and side; 1 with --latent-channels 3: models of pixels."""
-    latent_channels: int = 4
+    latent_channels: Annotated[int, Ge(1), Le(2**16)] = 4
     """Channels of the latents."""
-    num_classes: int = 1000
+    num_classes: Annotated[int, Ge(0), Le(10**6)] = 1000
     """Classes of the denoisers; 0: unconditional."""
     json: bool = False
     """Print JSON instead of tables."""
 
     def __post_init__(self) -> None:
-        for name in ("image_size", "latent_factor", "latent_channels"):
-            if getattr(self, name) < 1:
-                raise UserError(f"{name} {getattr(self, name)} must be at least 1")
-        if self.num_classes < 0:
-            raise UserError(f"num_classes {self.num_classes} must be at least 0")
+        check_values(self)
         if self.image_size % self.latent_factor:
             raise UserError(
                 f"image_size {self.image_size} is not divisible by latent_factor "

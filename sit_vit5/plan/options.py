@@ -6,9 +6,11 @@ from dataclasses import dataclass, replace
 from typing import Annotated
 
 import tyro
+from annotated_types import Ge, Gt, Le
 
-from sit_vit5.config import TrainConfig, check_values
-from sit_vit5.errors import UserError, choose
+from sit_vit5.config import TrainConfig
+from sit_vit5.errors import choose
+from sit_vit5.fields import FilePath, NumClasses, check_values
 from sit_vit5.plan.devices import DEVICES, Device
 
 
@@ -16,38 +18,29 @@ from sit_vit5.plan.devices import DEVICES, Device
 class PlanCommand:
     """Estimate memory, time and disk of a training run; takes the options of train_sit.py."""
 
-    config: str | None = None
+    config: FilePath | None = None
     """YAML file with any of the training options below."""
-    gpus: int = 8
+    gpus: Annotated[int, Ge(1), Le(10**6)] = 8
     """Number of GPUs, one training process each."""
     device: str = "h200"
     """Their kind: h200, h100, a100-80gb, a100-40gb, l40s or rtx4090."""
-    utilisation: float = 0.4
+    utilisation: Annotated[float, Gt(0), Le(1)] = 0.4
     """Share of the peak that training reaches; an assumption, measure yours."""
-    tflops_bf16: float | None = None
+    tflops_bf16: Annotated[float, Gt(0), Le(1e9)] | None = None
     """Dense bf16 peak of another device, in TFLOPS; None: the device's."""
-    tflops_tf32: float | None = None
+    tflops_tf32: Annotated[float, Gt(0), Le(1e9)] | None = None
     """Its dense TF32 peak, in TFLOPS; None: the device's."""
-    tflops_fp32: float | None = None
+    tflops_fp32: Annotated[float, Gt(0), Le(1e9)] | None = None
     """Its fp32 peak without TF32, in TFLOPS; None: the device's."""
-    memory_gb: float | None = None
+    memory_gb: Annotated[float, Gt(0), Le(1e9)] | None = None
     """Its memory in GB (10^9 bytes); None: the device's."""
-    classes: int = 1000
+    classes: NumClasses = 1000
     """Number of classes where the options name no data."""
     train: Annotated[TrainConfig, tyro.conf.arg(name="")] = TrainConfig()
 
     def __post_init__(self) -> None:
         check_values(self)
         choose("device", self.device, DEVICES)
-        for name in ("gpus", "classes"):
-            if getattr(self, name) < 1:
-                raise UserError(f"{name} {getattr(self, name)} must be at least 1")
-        if not 0 < self.utilisation <= 1:
-            raise UserError(f"utilisation {self.utilisation} must lie in (0, 1]")
-        for name in ("tflops_bf16", "tflops_tf32", "tflops_fp32", "memory_gb"):
-            value = getattr(self, name)
-            if value is not None and value <= 0:
-                raise UserError(f"{name} {value} must be above 0")
 
     def peaks(self) -> Device:
         """The device with what was given in its place."""

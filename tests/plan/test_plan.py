@@ -404,7 +404,7 @@ def command(*arguments: str, code: int = 0) -> subprocess.CompletedProcess:
         (["--gpus", "0"], "gpus 0 must be at least 1"),
         (["--classes", "0"], "classes 0 must be at least 1"),
         (["--device", "h20"], "unknown device 'h20'; nearest: h200, h100"),
-        (["--utilisation", "40"], "utilisation 40.0 must lie in"),
+        (["--utilisation", "40"], "utilisation 40.0 must be at most 1"),
         (["--memory-gb", "0"], "memory_gb 0.0 must be above 0"),
         (["--tflops-bf16", "nan"], "tflops_bf16 nan must be finite"),
         (["--model", "ViT5-XXL"], "nearest: ViT5-XL"),
