@@ -19,7 +19,7 @@ import numpy as np
 from numpy.lib.format import open_memmap
 
 from sit_vit5.errors import UserError, brief
-from sit_vit5.files import check_readable, replacing
+from sit_vit5.files import check_plain, check_readable, replacing
 
 
 @dataclass(frozen=True)
@@ -120,6 +120,29 @@ def find_npy(path: Path) -> StoredArray:
         found = StoredArray(path, "", shape, dtype, fortran, file.tell())
         _check_length(found, path.stat().st_size - file.tell())
     return found
+
+
+def map_npy(
+    path: Path, dtype: type, shape: tuple[int | None, ...], *, mode: str, remedy: str
+) -> np.memmap:
+    """The map of an .npy file of ours. Refuses another type, shape (None: any) or length.
+
+    In mode r+ numpy would fill a file that is too short with zeros, and write through a link.
+    """
+    check_plain(path)
+    try:
+        with path.open("rb") as file:
+            found, fortran, stored = _read_header(file)
+            expected = file.tell() + math.prod(found) * stored.itemsize
+        pairs = zip(found, shape, strict=True)
+        fits = len(found) == len(shape) and all(wanted in (None, size) for size, wanted in pairs)
+        if not fits or stored != dtype or fortran:
+            raise ValueError(f"it holds {stored} {found}, expected {np.dtype(dtype)} {shape}")
+        if (size := path.stat().st_size) != expected:
+            raise ValueError(f"it has {size:,} bytes, expected {expected:,}")
+        return open_memmap(path, mode=mode)
+    except Exception as error:  # of a damaged header: many types
+        raise UserError(f"{path} is damaged: {brief(error)}; {remedy}") from None
 
 
 def write_npz(path: Path, arrays: Mapping[str, np.ndarray]) -> None:

@@ -7,34 +7,47 @@ FOLDER/samples.npz              arr_0, uint8 (N, H, W, C); the partial folder is
 
 from __future__ import annotations
 
-import json
 import shutil
 import zipfile
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from numpy.lib.format import open_memmap
 from PIL import Image
 
-from sit_vit5.arrays import allocate_npy
+from sit_vit5.arrays import allocate_npy, map_npy
 from sit_vit5.errors import UserError
 from sit_vit5.files import (
     check_plain,
     check_same,
     check_space,
     file_hash,
+    read_json,
     remove_own,
     replacing,
     save_image,
     write_json,
 )
+from sit_vit5.metrics.image_sets import npz_set
 from sit_vit5.progress import progress_bar
 from sit_vit5.run_folder import ARCHIVE, MANIFEST, PARTIAL
+from sit_vit5.streams import warn
 
 IMAGES = "images.npy"
 COST = "cost.npy"
 PARTIAL_FILES = (IMAGES, COST, "*.npy.partial")
+BATCH = 1024  # images that are looked at together
+PNG_END = b"\0\0\0\0IEND\xaeB`\x82"
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """What `samples.json` says of a set, as far as it decides whether the set can be continued."""
+
+    complete: bool
+    settings: dict
+    samples_sha256: str | None = None
 
 
 class SampleSet:
@@ -52,17 +65,16 @@ class SampleSet:
 
         Called on one process, before the others call `open`.
         """
-        manifest = self._read_manifest()
-        begun = self._begun()
+        manifest, archive = self._read_manifest(), self.folder / ARCHIVE
+        if manifest is None and archive.exists():
+            raise UserError(f"{archive} exists without a manifest; choose another --out")
+        begun = archive.is_file() or self._begun()
         if manifest is not None and begun:
-            check_same(self.folder, manifest["settings"], self.settings, what="samples made")
-            if manifest["complete"] and (self.folder / ARCHIVE).is_file():
+            check_same(self.folder, manifest.settings, self.settings, what="samples made")
+            if manifest.complete and archive.is_file():
+                self._check_archive(manifest)
                 remove_own(self.partial, PARTIAL_FILES)  # a kill may have left it
                 return True
-        elif (self.folder / ARCHIVE).exists():
-            raise UserError(
-                f"{self.folder / ARCHIVE} exists without a manifest; choose another --out"
-            )
         if not self.partial.exists():  # else the blocks are taken already
             need = 2 * self.count * int(np.prod(self.shape))  # twice while the archive is packed
             check_space(self.folder, need, f"{self.count} images", use="choose another --out")
@@ -70,20 +82,22 @@ class SampleSet:
             check_plain(self.partial)
         self.partial.mkdir(parents=True, exist_ok=True)
         write_json(self.folder / MANIFEST, {"complete": False, "settings": self.settings})
-        if not begun or not all((self.partial / name).is_file() for name in (IMAGES, COST)):
+        if not begun or not self._has_parts():
             # Costs last: an image counts as made only where both files are there.
             allocate_npy(self.partial / IMAGES, np.uint8, (self.count, *self.shape))
             allocate_npy(self.partial / COST, np.int32, (self.count, 2))
+        else:
+            self._forget_black_images()
         return False
 
     def open(self) -> None:
         """Maps the images and their cost (velocity evaluations, network passes; 0: missing)."""
-        self.images = self._map(IMAGES, (self.count, *self.shape))
-        self.cost = self._map(COST, (self.count, 2))
+        self.images = self._map(IMAGES, np.uint8, (self.count, *self.shape))
+        self.cost = self._map(COST, np.int32, (self.count, 2))
 
     def missing(self, indices: Sequence[int]) -> bool:
         """Whether any of the images is yet to be made."""
-        return bool((self.cost[indices[0] : indices[-1] + 1, 0] == 0).any())
+        return bool((self.cost[indices[0] : indices[-1] + 1, 0] <= 0).any())
 
     def write(self, indices: range, images: np.ndarray, evaluations: int, passes: int) -> None:
         """Puts images at their places; only then are they marked as made."""
@@ -121,33 +135,61 @@ class SampleSet:
         remove_own(self.partial, PARTIAL_FILES)
         return archive
 
-    def _read_manifest(self) -> dict | None:
+    def _read_manifest(self) -> Manifest | None:
         path = self.folder / MANIFEST
-        if not path.is_file():
+        if not path.exists():
             return None
-        try:
-            manifest = json.loads(path.read_text(encoding="utf-8"))
-            return {"settings": dict(manifest["settings"]), "complete": manifest["complete"]}
-        except (ValueError, KeyError, TypeError):
-            raise UserError(f"{path} is not a manifest of samples; choose another --out") from None
+        return read_json(
+            path, Manifest, remedy="it is not a manifest of samples; choose another --out"
+        )
+
+    def _check_archive(self, manifest: Manifest) -> None:
+        """Refuses an archive that is not the one of its manifest, such as one copied in part."""
+        archive = self.folder / ARCHIVE
+        remedy = "remove it and run the same command again"
+        if manifest.samples_sha256 not in (None, file_hash(archive)):
+            raise UserError(f"{archive} is damaged: {MANIFEST} has another hash of it; {remedy}")
+        found = npz_set(archive)
+        if (found.count, found.shape) != (self.count, self.shape):
+            raise UserError(
+                f"{archive} holds {found.count} images of {found.shape}, its manifest tells of "
+                f"{self.count} of {self.shape}; {remedy}"
+            )
+
+    def _has_parts(self) -> bool:
+        return all((self.partial / name).is_file() for name in (IMAGES, COST))
 
     def _begun(self) -> bool:
         """Whether any image is made: a first try that failed does not bind the folder."""
-        if (self.folder / ARCHIVE).is_file():
-            return True
-        return (self.partial / COST).is_file() and bool((self._map(COST)[:, 0] > 0).any())
+        if not (self.partial / COST).is_file():
+            return False
+        return bool((self._map(COST, np.int32, (None, 2))[:, 0] > 0).any())
 
-    def _map(self, name: str, shape: tuple[int, ...] | None = None) -> np.ndarray:
-        """The memory map of a partial file, of the expected shape if one is given."""
-        path = self.partial / name
-        check_plain(path)
-        try:
-            found = open_memmap(path, mode="r+")
-        except (ValueError, EOFError) as error:
-            raise UserError(f"{path} is damaged ({error}); remove its folder") from None
-        if found.ndim < 2 or (shape is not None and found.shape != shape):
-            raise UserError(f"{path} is damaged (shape {found.shape}); remove its folder")
-        return found
+    def _forget_black_images(self) -> None:
+        """Marks black images as missing: a copy that stopped, or a crash, leaves zeros.
+
+        So is the image before one, whose end may be lacking. A model's own black image is made
+        again, the same.
+        """
+        self.open()
+        forgotten = 0
+        for start in range(0, self.count, BATCH):
+            part = slice(start, start + BATCH)
+            made = self.cost[part, 0] > 0
+            if not made.any():
+                continue
+            black = made & ~self.images[part].any(axis=(1, 2, 3))
+            for place in start + np.flatnonzero(black):
+                self.cost[max(place - 1, 0) : place + 1] = 0
+            forgotten += int(black.sum())
+        self.cost.flush()
+        if forgotten:
+            warn(f"{forgotten} images in {self.partial} are black; they are made again")
+
+    def _map(self, name: str, dtype: type, shape: tuple[int | None, ...]) -> np.memmap:
+        """The memory map of a partial file."""
+        remedy = f"remove {self.partial} and run the same command again"
+        return map_npy(self.partial / name, dtype, shape, mode="r+", remedy=remedy)
 
 
 def _pack(images: Path, archive: Path) -> None:
@@ -165,14 +207,16 @@ def _pack(images: Path, archive: Path) -> None:
 
 
 def write_pngs(folder: Path) -> None:
-    """The images of a complete set as `images/000000.png` and so on; those there are kept."""
-    pixels = np.load(folder / ARCHIVE)["arr_0"]  # (N, H, W, C)
-    place = folder / "images"
+    """The images of a complete set as `images/000000.png` and so on; whole ones there stay."""
+    images, place = npz_set(folder / ARCHIVE), folder / "images"
+    if place.is_symlink():
+        check_plain(place)
     place.mkdir(exist_ok=True)
-    with progress_bar(len(pixels), unit="PNG") as bar:
-        for number, image in enumerate(pixels):
-            path = place / f"{number:06d}.png"
-            if not path.exists():
-                pixels = image.squeeze(-1) if image.shape[-1] == 1 else image
-                save_image(path, Image.fromarray(pixels))
-            bar.update()
+    with progress_bar(images.count, unit="PNG") as bar:
+        paths = (place / f"{number:06d}.png" for number in range(images.count))
+        for batch in images.batches(BATCH):
+            for image, path in zip(batch, paths, strict=False):
+                if not (path.is_file() and path.read_bytes().endswith(PNG_END)):
+                    grey = image.shape[-1] == 1
+                    save_image(path, Image.fromarray(image.squeeze(-1) if grey else image))
+                bar.update()

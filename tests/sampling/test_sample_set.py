@@ -7,17 +7,19 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from sit_vit5.errors import UserError
 from sit_vit5.files import lock
-from sit_vit5.sampling.sample_set import SampleSet
+from sit_vit5.sampling.sample_set import SampleSet, write_pngs
 
 SETTINGS = {"seed": 0, "steps": 5}
 SHAPE = (2, 3, 1)
 
 
 def images(indices: range) -> np.ndarray:
-    return np.stack([np.full(SHAPE, index, np.uint8) for index in indices])
+    """None of them black: those are made again."""
+    return np.stack([np.full(SHAPE, index + 1, np.uint8) for index in indices])
 
 
 def opened(folder: Path, count: int = 10, settings: dict = SETTINGS) -> SampleSet:
@@ -59,6 +61,90 @@ def test_a_half_removed_partial_folder_never_yields_black_images(tmp_path):
     (tmp_path / "samples.partial").mkdir()  # a kill left it behind
     assert SampleSet(tmp_path, SETTINGS, count=10, shape=SHAPE).prepare()
     assert not (tmp_path / "samples.partial").exists()
+
+
+def begun(folder: Path) -> Path:
+    """A set whose images are all made but not packed; its folder of parts."""
+    opened(folder).write(range(10), images(range(10)), 1, 1)
+    return folder / "samples.partial"
+
+
+@pytest.mark.parametrize("change", [-6, -1, 6])
+def test_images_of_another_length_are_refused(tmp_path, change):
+    file = begun(tmp_path) / "images.npy"
+    content = file.read_bytes()
+    file.write_bytes(content[:change] if change < 0 else content + bytes(change))
+    with pytest.raises(UserError, match="images.npy is damaged: .* bytes.*; remove .*partial and"):
+        opened(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("name", "array"),
+    [
+        ("images.npy", np.zeros((10, *SHAPE), np.float32)),
+        ("images.npy", np.zeros((10, *SHAPE), np.int8)),
+        ("images.npy", np.zeros((9, *SHAPE), np.uint8)),
+        ("cost.npy", np.full((10, 2), "4")),
+        ("cost.npy", np.full(10, 4, np.int32)),
+        ("cost.npy", np.full((10, 1), 4, np.int32)),
+        ("cost.npy", np.full((10, 2), 4.0)),
+        ("cost.npy", np.asfortranarray(np.full((10, 2), 4, np.int32))),
+    ],
+)
+def test_parts_of_another_type_or_shape_are_refused(tmp_path, name, array):
+    np.save(begun(tmp_path) / name, array)
+    with pytest.raises(UserError, match=f"{name} is damaged"):
+        opened(tmp_path)
+
+
+def test_parts_behind_links_are_refused(tmp_path):
+    file = begun(tmp_path) / "images.npy"
+    file.rename(tmp_path / "elsewhere.npy")
+    file.symlink_to(tmp_path / "elsewhere.npy")
+    with pytest.raises(UserError, match="it is a link to another file"):
+        opened(tmp_path)
+
+
+def test_black_images_of_an_interrupted_copy_are_missing(tmp_path, capsys):
+    file = begun(tmp_path) / "images.npy"
+    content = file.read_bytes()
+    file.write_bytes(content[:-15] + bytes(15))  # two images and a half
+    again = opened(tmp_path)
+    assert "2 images" in capsys.readouterr().err
+    assert [again.missing([n]) for n in range(10)] == [False] * 7 + [True] * 3
+
+
+def test_a_damaged_archive_is_not_complete(tmp_path):
+    archive = begun(tmp_path).with_name("samples.npz")
+    opened(tmp_path).finish([0] * 10, {})
+    content = archive.read_bytes()
+    for damaged in (content[:100], content[:-300] + bytes(300), b""):
+        archive.write_bytes(damaged)
+        with pytest.raises(UserError, match="samples.npz is damaged: .*; remove it and run"):
+            SampleSet(tmp_path, SETTINGS, count=10, shape=SHAPE).prepare()
+    archive.unlink()
+    opened(tmp_path)  # as the message says
+
+
+@pytest.mark.parametrize("text", ["", "[" * 100_000, '{"complete": 1, "settings": {}}', "{}"])
+def test_a_damaged_manifest_is_refused(tmp_path, text):
+    begun(tmp_path)
+    (tmp_path / "samples.json").write_text(text)
+    with pytest.raises(UserError, match="samples.json cannot be read: .*; it is not a manifest"):
+        opened(tmp_path)
+
+
+def test_pngs_cut_by_a_copy_are_written_again(tmp_path):
+    begun(tmp_path)
+    opened(tmp_path).finish([0] * 10, {})
+    write_pngs(tmp_path)
+    files = sorted((tmp_path / "images").iterdir())
+    whole = [file.read_bytes() for file in files]
+    files[3].write_bytes(whole[3][:-5])
+    files[5].unlink()
+    write_pngs(tmp_path)
+    assert [file.read_bytes() for file in files] == whole
+    assert (np.asarray(Image.open(files[7])) == 8).all()
 
 
 def test_a_disk_that_fills_while_packing_keeps_the_images(tmp_path, monkeypatch):
