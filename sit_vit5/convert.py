@@ -66,7 +66,7 @@ def convert_classifier(official: OfficialFile, options: ConvertConfig, target: P
 def convert_denoiser(official: OfficialFile, options: ConvertConfig, target: Path) -> None:
     """Writes a checkpoint folder; the codec is loaded to record which one the latents are of."""
     from sit_vit5.checkpoint import State, import_checkpoint
-    from sit_vit5.codecs import build_codec
+    from sit_vit5.codecs import configured_codec
     from sit_vit5.models.official import official_denoiser
 
     dit, table = is_dit(options), official.weights.get("y_embedder.embedding_table.weight", ())
@@ -86,7 +86,7 @@ def convert_denoiser(official: OfficialFile, options: ConvertConfig, target: Pat
             f"{model.num_classes}"
         )
     raw = None if official.raw is None else build(official.raw).state_dict()
-    codec = build_codec(options.codec.name, options.codec.path)
+    codec = configured_codec(options.codec)
     check_codec(codec, options.codec.name, model)
     state = State(
         step=options.step,

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 
-from sit_vit5.codecs import Codec, build_codec
+from sit_vit5.codecs import Codec, configured_codec
 from sit_vit5.codecs.recorded import RecordedCodec
 from sit_vit5.config import MetricsConfig, TrainConfig
 from sit_vit5.data import Source
@@ -118,7 +119,7 @@ def decoder(config: TrainConfig, codec: Codec | RecordedCodec) -> Codec:
     otherwise."""
     if not isinstance(codec, RecordedCodec):
         return codec
-    own = build_codec(codec.name, config.codec.path)
+    own = configured_codec(replace(config.codec, name=codec.name))
     if own.identity != codec.identity:
         raise UserError(
             f"evaluation needs the codec of the latent cache, {codec.identity}, found "

@@ -18,7 +18,7 @@ import torch
 from sit_vit5 import rng
 from sit_vit5.arrays import members
 from sit_vit5.cli import to_dict
-from sit_vit5.codecs import Codec, build_codec, to_uint8
+from sit_vit5.codecs import Codec, configured_codec, to_uint8
 from sit_vit5.codecs.recorded import RecordedCodec
 from sit_vit5.config import ReconstructionConfig
 from sit_vit5.data import Source
@@ -81,7 +81,7 @@ def reconstruct(
     check_no_reference(options.data)
     source = open_source(options, options.data)
     chosen = choose_images(len(source), options.num_images, options.seed)
-    codec = build_codec(options.codec.name, options.codec.path)
+    codec = configured_codec(options.codec)
     check_divisible(source, codec)
     similarities, notes = find_similarities(options, image_shape(source), processes.device)
     tools = Tools(codec, open_extractor(options), similarities, processes.device)

@@ -6,6 +6,7 @@ A new codec is one class and one line in `CODECS`; a new class of diffusers one 
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from typing import Protocol
 
@@ -15,6 +16,7 @@ from sit_vit5.codecs.autoencoder import AutoencoderCodec
 from sit_vit5.codecs.identity import IdentityCodec
 from sit_vit5.codecs.loading import AUTOENCODERS
 from sit_vit5.codecs.recorded import RecordedCodec
+from sit_vit5.config import CodecConfig
 from sit_vit5.errors import UserError, choose
 
 
@@ -52,14 +54,24 @@ class Codec(Protocol):
 
 
 class Build(Protocol):
-    """path: a local folder or hub id, None for the codec's own. local_only: no network."""
+    """path: a local folder or hub id, None for the codec's own. local_only: no network.
 
-    def __call__(self, path: str | None, *, local_only: bool) -> Codec: ...
+    scale, shift: instead of those that the autoencoder's configuration gives.
+    """
+
+    def __call__(
+        self, path: str | None, *, local_only: bool, scale: float | None, shift: float | None
+    ) -> Codec: ...
 
 
-def _identity(path: str | None, *, local_only: bool) -> Codec:
+def _identity(
+    path: str | None, *, local_only: bool, scale: float | None, shift: float | None
+) -> Codec:
     del local_only
-    return IdentityCodec(path)
+    for name, value in (("path", path), ("scale", scale), ("shift", shift)):
+        if value is not None:
+            raise UserError(f"codec.{name} {value} has no effect on codec identity; drop it")
+    return IdentityCodec()
 
 
 CODECS: dict[str, Build] = {"identity": _identity}
@@ -70,25 +82,46 @@ TINY: dict[str, str] = {"sd-vae-ema": "taesd", "sd-vae-mse": "taesd"}
 STABLE_DIFFUSION_SCALE = 0.18215
 
 
-def build_codec(name: str, path: str | None = None, *, local_only: bool = False) -> Codec:
+def build_codec(
+    name: str,
+    path: str | None = None,
+    *,
+    local_only: bool = False,
+    scale: float | None = None,
+    shift: float | None = None,
+) -> Codec:
     """The codec called `name`; path: local folder or hub id instead of the name's own."""
-    return choose("codec", name, CODECS)(path, local_only=local_only)
+    build = choose("codec", name, CODECS)
+    return build(path, local_only=local_only, scale=scale, shift=shift)
 
 
-def local_codec(recorded: RecordedCodec, path: str | None) -> Codec | None:
+def configured_codec(
+    config: CodecConfig, *, path: str | None = None, local_only: bool = False
+) -> Codec:
+    """The codec of a configuration; path: where it is now, if not where the configuration says."""
+    return build_codec(
+        config.name,
+        path or config.path,
+        local_only=local_only,
+        scale=config.scale,
+        shift=config.shift,
+    )
+
+
+def local_codec(recorded: RecordedCodec, config: CodecConfig) -> Codec | None:
     """What decodes a cache's latents without a download: its codec, else a tiny one of the same."""
-    own = _on_this_machine(recorded.name, path)
+    own = _on_this_machine(replace(config, name=recorded.name))
     if own is not None and own.identity == recorded.identity:
         return own
     # --codec.path may have named another autoencoder, with another scale and other latents.
     if recorded.name in TINY and recorded.identity.get("scale") == STABLE_DIFFUSION_SCALE:
-        return _on_this_machine(TINY[recorded.name], None)
+        return _on_this_machine(CodecConfig(TINY[recorded.name]))
     return None
 
 
-def _on_this_machine(name: str, path: str | None) -> Codec | None:
+def _on_this_machine(config: CodecConfig) -> Codec | None:
     try:
-        return build_codec(name, path, local_only=True)
+        return configured_codec(config, local_only=True)
     except UserError:
         return None
 

@@ -47,10 +47,31 @@ class AutoencoderCodec:
         self.at_once = AT_ONCE
 
     @classmethod
-    def load(cls, name: str, path: str | None, *, local_only: bool = False) -> AutoencoderCodec:
-        """The codec called `name`; see `loading.find`."""
+    def load(
+        cls,
+        name: str,
+        path: str | None,
+        *,
+        local_only: bool = False,
+        scale: float | None = None,
+        shift: float | None = None,
+    ) -> AutoencoderCodec:
+        """The codec called `name`; see `loading.find`.
+
+        scale, shift: instead of those of its configuration, in which they are put down: an export
+        of the codec has them too.
+        """
         found = loading.find(name, path, local_only=local_only)
-        return cls(found.load(local_only=local_only), found.origin)
+        vae = found.load(local_only=local_only)
+        shifts = "shift_factor" in vae.config and vae.config.get("latents_mean") is None
+        if shift is not None and not shifts:
+            raise UserError(
+                f"codec.shift {shift} has no effect: the autoencoder {found.source!r} has no "
+                "shift_factor, or shifts every channel by its own latents_mean; drop it"
+            )
+        factors = {"scaling_factor": scale, "shift_factor": shift}
+        vae.register_to_config(**{key: x for key, x in factors.items() if x is not None})
+        return cls(vae, found.origin)
 
     @cached_property
     def identity(self) -> dict:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from sit_vit5.errors import UserError
-
 
 class IdentityCodec:
     """Latents are the images."""
@@ -14,10 +12,6 @@ class IdentityCodec:
     draws_noise = False
     identity = {"name": "identity"}  # noqa: RUF012 (constant)
     origin = {}  # noqa: RUF012 (constant)
-
-    def __init__(self, path: str | None = None):
-        if path is not None:
-            raise UserError(f"codec identity has no use for the path {path}; drop it")
 
     def latent_shape(self, image_shape: tuple[int, int, int]) -> tuple[int, int, int]:
         return image_shape

@@ -10,8 +10,9 @@ from torch import Tensor
 
 from sit_vit5.errors import UserError
 
-# Standard deviation of latents of the right scale: SiT's settings are made for about 1.
-USUAL_STD = (0.5, 2.0)
+# Standard deviation of latents of the right scale: SiT's settings are made for about 1. Pixels on
+# [-1, 1] stay below.
+USUAL_STD, USUAL_STD_OF_PIXELS = (0.5, 2.0), (0.1, 1.0)
 
 
 @dataclass(frozen=True)
@@ -65,6 +66,30 @@ class Normalisation:
     def undo(self, latents: Tensor) -> Tensor:
         """Normalised to raw latents, (B, c, h, w)."""
         return latents / _column(self.scale, latents) + _column(self.shift, latents)
+
+
+def usual_std(codec: str) -> tuple[float, float]:
+    """Range of the latents' standard deviation; codec: its name."""
+    return USUAL_STD_OF_PIXELS if codec == "identity" else USUAL_STD
+
+
+def scale_warnings(codec: str, mean: float, std: float) -> list[str]:
+    """A warning if latents are far from the scale that SiT's settings are made for.
+
+    codec: its name. mean, std: of the latents.
+    """
+    low, high = usual_std(codec)
+    if low <= std <= high:
+        return []
+    if codec == "identity":
+        return [
+            f"warning: the pixels on [-1, 1] have mean {mean:+.3f} and standard deviation "
+            f"{std:.3f}, expected {low} to {high}: the images are dark or flat; look at the data"
+        ]
+    return [
+        f"warning: the first latents have standard deviation {std:.3f}, expected {low} to {high}; "
+        "check the codec's scale (--codec.scale) and look at the data"
+    ]
 
 
 def draw_latents(moments: Tensor, noise: Tensor | None, normalisation: Normalisation) -> Tensor:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Annotated
 
 from annotated_types import Predicate
 from torch import Tensor
 
 from sit_vit5.codecs.normalisation import Normalisation, draw_latents
+from sit_vit5.config import CodecConfig
 from sit_vit5.errors import UserError
 from sit_vit5.files import parse_json
 
@@ -52,6 +53,21 @@ class RecordedCodec:
                 "again"
             )
         return found
+
+    def normalised_by(self, config: CodecConfig) -> RecordedCodec:
+        """The codec with the scale and shift of the configuration, where it gives any."""
+        if config.scale is None and config.shift is None:
+            return self
+        own = Normalisation.of(self.identity)
+        if len(own.scale) > 1:
+            raise UserError(
+                "codec.scale and codec.shift have no effect on a latent cache whose codec "
+                "normalises every channel by its own statistics; drop them, or encode again"
+            )
+        scale = own.scale if config.scale is None else (config.scale,)
+        shift = own.shift if config.shift is None else (config.shift,)
+        kept = {key: value for key, value in self.identity.items() if key != "shift"}
+        return replace(self, identity=kept | Normalisation(scale, shift).record())
 
     def record(self) -> dict:
         """As JSON values."""

@@ -62,6 +62,10 @@ class CodecConfig:
     path: FilePath | None = None
     """Local folder or hub id (ORG/NAME, ORG/NAME/vae) of the autoencoder, instead of the name's
     own; diffusers has none of its own."""
+    scale: Annotated[float, Ge(1e-6), Le(1e6)] | None = None
+    """Latents are scale * (raw - shift). None: scaling_factor in the autoencoder's config.json."""
+    shift: Annotated[float, Ge(-1e6), Le(1e6)] | None = None
+    """None: shift_factor in the autoencoder's config.json, or 0."""
 
 
 @dataclass(frozen=True)

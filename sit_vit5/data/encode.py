@@ -66,7 +66,7 @@ def main(argv: list[str]) -> None:
     """Parse, build, encode; the last line is the folder's path."""
     options = parse(EncodeConfig, argv)
 
-    from sit_vit5.codecs import build_codec
+    from sit_vit5.codecs import configured_codec
     from sit_vit5.data import build_source
     from sit_vit5.data.latent_cache import is_cache
     from sit_vit5.distributed import join_processes
@@ -77,7 +77,7 @@ def main(argv: list[str]) -> None:
         raise UserError(f"{options.data.path} is a latent cache already; give --data.path images")
     check_apart(Path(options.out), options.data.path)
     source = build_source(options.data)
-    codec = build_codec(options.codec.name, options.codec.path)
+    codec = configured_codec(options.codec)
     encode(Job(options, source, codec, plan_layout(options, source, codec)), join_processes())
 
 

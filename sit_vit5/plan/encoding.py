@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from sit_vit5.codecs import build_codec
+from sit_vit5.codecs import configured_codec
 from sit_vit5.codecs.autoencoder import AT_ONCE
 from sit_vit5.codecs.loading import AUTOENCODERS, KINDS, build, find
 from sit_vit5.config import CodecConfig
@@ -74,7 +74,7 @@ def encoding(
     """Cost of encoding images (C, H, W). Needs no weights, nor the hub for what is published."""
     if codec.name in AUTOENCODERS:
         return _autoencoder(_config(codec), image_shape, micro_batch_size)
-    built = build_codec(codec.name, codec.path)
+    built = configured_codec(codec)
     note = None if codec.name == "identity" else f"the codec {codec.name} is not counted"
     return Encoding(built.factor, built.latent_shape(image_shape), note=note)
 

@@ -8,7 +8,7 @@ import torch
 
 from sit_vit5.checkpoint import Checkpoint, open_checkpoint
 from sit_vit5.cli import to_dict
-from sit_vit5.codecs import Codec, build_codec
+from sit_vit5.codecs import Codec, configured_codec
 from sit_vit5.config import (
     ADAPTIVE_METHODS,
     SDE_METHODS,
@@ -175,7 +175,7 @@ def _guidance(
 def open_codec(checkpoint: Checkpoint, path: str | None) -> Codec:
     """The codec of training, from where training found it or from `path`."""
     trained = checkpoint.config.codec
-    codec = build_codec(trained.name, path or trained.path)
+    codec = configured_codec(trained, path=path)
     if codec.identity != checkpoint.state.codec:
         raise UserError(
             f"the codec {codec.identity} is not the one of training, {checkpoint.state.codec}; "

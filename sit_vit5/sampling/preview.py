@@ -32,7 +32,7 @@ def preview_codec(config: TrainConfig, codec: Codec | RecordedCodec) -> Codec | 
         return None
     if config.preview.decoder is not None:
         return build_codec("taesd", config.preview.decoder)
-    return local_codec(codec, config.codec.path)
+    return local_codec(codec, config.codec)
 
 
 class GridPreview:

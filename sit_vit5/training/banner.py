@@ -6,10 +6,8 @@ import math
 from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor
 
 from sit_vit5.cli import dump_config
-from sit_vit5.codecs.normalisation import USUAL_STD
 from sit_vit5.disk import check_disk, run_disk
 from sit_vit5.presets import title
 from sit_vit5.training.learner import compiles
@@ -49,17 +47,6 @@ def banner(trainer: Trainer) -> list[str]:
         f"{config.attention} attention, torch {torch.__version__} on "
         f"{trainer.device}{', cut over the processes' if is_sharded(model) else ''}",
         *check_disk(trainer.run_folder, config, run_disk(config, parameters, trainable)),
-    ]
-
-
-def check_first_latents(latents: Tensor) -> list[str]:
-    """A warning if the first latents are far from unit scale: a codec or cache is wrong (T28)."""
-    std, (low, high) = latents.std().item(), USUAL_STD
-    if low <= std <= high:
-        return []
-    return [
-        f"warning: the first latents have standard deviation {std:.3f}, expected {low} to {high}; "
-        "check the codec's scale and look at the data"
     ]
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from sit_vit5.checkpoint import Checkpoint
 from sit_vit5.cli import differences, dump_config
-from sit_vit5.codecs import Codec, build_codec
+from sit_vit5.codecs import Codec, configured_codec
 from sit_vit5.codecs.recorded import RecordedCodec
 from sit_vit5.config import CodecConfig, TrainConfig
 from sit_vit5.data import Source
@@ -122,14 +122,14 @@ def parallel(config: TrainConfig) -> str:
 def open_codec(config: CodecConfig, source: Source | LatentCache) -> Codec | RecordedCodec:
     """The codec that the configuration names; for a latent cache, what it records of its own."""
     if source.kind == "images":
-        return build_codec(config.name, config.path)
+        return configured_codec(config)
     recorded = RecordedCodec.read(source.codec, channels=source.item_shape[0])
     if recorded.name != config.name:
         raise UserError(
             f"latent cache {source.root} was encoded with codec.name {recorded.name}, the "
             f"configuration says {config.name}; use --codec.name {recorded.name}, or encode again"
         )
-    return recorded
+    return recorded.normalised_by(config)
 
 
 def latent_shape(

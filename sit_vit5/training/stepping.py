@@ -12,13 +12,13 @@ from torch import Tensor, nn
 
 from sit_vit5.checkpoint import Checkpoint, State
 from sit_vit5.codecs import Codec
+from sit_vit5.codecs.normalisation import scale_warnings
 from sit_vit5.codecs.recorded import RecordedCodec
 from sit_vit5.config import TrainConfig
 from sit_vit5.data import Source
 from sit_vit5.data.loader import Batch
 from sit_vit5.models.fused import fused_kernels
 from sit_vit5.precision import autocast
-from sit_vit5.training.banner import check_first_latents
 from sit_vit5.training.learner import Learner
 from sit_vit5.training.objective import Objective
 from sit_vit5.training.sharding import gradients_stay
@@ -142,7 +142,8 @@ class Stepping:
         for micro, batch in enumerate(batches):
             latents = self.objective.latents(batch, step, micro, device)
             if step == micro == 0:
-                for line in check_first_latents(latents):
+                mean, std = latents.mean().item(), latents.std().item()
+                for line in scale_warnings(self.config.codec.name, mean, std):
                     self.say(line)
             last = micro == len(batches) - 1
             # Gradients are averaged over processes once per step, in the last backward pass.

@@ -17,7 +17,7 @@ def test_identity_gives_pixels_back():
     assert (codec.decode(codec.encode(images)) == images).all()
     assert codec.latent_shape((3, 4, 6)) == (3, 4, 6)
     assert codec.image_shape((3, 4, 6)) == (4, 6, 3)
-    with pytest.raises(UserError, match="no use for the path"):
+    with pytest.raises(UserError, match="codec.path somewhere has no effect"):
         build_codec("identity", "somewhere")
 
 

@@ -12,10 +12,10 @@ from autoencoders import random_autoencoder
 from safetensors.torch import load_file, save_file
 
 from sit_vit5.cli import parse_train
-from sit_vit5.codecs import CODECS, TINY, build_codec
+from sit_vit5.codecs import CODECS, TINY, build_codec, configured_codec
 from sit_vit5.codecs.loading import AUTOENCODERS
 from sit_vit5.codecs.recorded import RecordedCodec
-from sit_vit5.config import TrainConfig
+from sit_vit5.config import CodecConfig, TrainConfig
 from sit_vit5.errors import UserError
 from sit_vit5.sampling.preview import preview_codec
 
@@ -149,3 +149,35 @@ def test_pickled_weights_alone_are_refused_in_one_line(tmp_path, caplog):
     with pytest.raises(UserError, match=f"no file named {WEIGHTS}"):
         build_codec("diffusers", str(tmp_path))
     assert not caplog.records
+
+
+def test_scale_and_shift_may_be_given(folders, tmp_path):
+    own = build_codec("diffusers", folders["scale"])
+    given = build_codec("diffusers", folders["scale"], scale=0.5, shift=2.0)
+    moments = own.moments(torch.rand(2, 3, 8, 8))
+    mean = moments.chunk(2, dim=1)[0]
+    torch.testing.assert_close(
+        given.latents(moments, torch.full_like(mean, 0)).mean(), 0.5 * (mean - 2).mean()
+    )
+    assert given.identity == own.identity | {"scale": 0.5, "shift": 2.0}
+    config = CodecConfig("diffusers", folders["scale"], scale=0.5, shift=2.0)
+    recorded = RecordedCodec.of(own, "diffusers").normalised_by(config)
+    assert recorded.identity == given.identity == configured_codec(config).identity
+    given.vae.save_pretrained(tmp_path)  # as an export writes it
+    assert build_codec("diffusers", str(tmp_path)).identity == given.identity
+
+
+@pytest.mark.parametrize("sort", ["channels", "dc"])
+def test_a_shift_that_would_be_lost_is_refused(folders, sort):
+    codec = build_codec("diffusers", folders[sort])
+    with pytest.raises(UserError, match="codec.shift 2.0 has no effect"):
+        build_codec("diffusers", folders[sort], shift=2.0)
+    if sort == "channels":
+        with pytest.raises(UserError, match="have no effect on a latent cache whose codec"):
+            RecordedCodec.of(codec, "x").normalised_by(CodecConfig(scale=2.0))
+
+
+@pytest.mark.parametrize("option", ["path", "scale", "shift"])
+def test_identity_takes_no_options(option):
+    with pytest.raises(UserError, match=f"codec.{option} 2 has no effect on codec identity"):
+        build_codec("identity", **{option: 2})

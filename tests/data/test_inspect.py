@@ -80,6 +80,35 @@ def test_a_cache_is_described_and_decoded_if_its_codec_is_here(inspect, cache, t
     assert Image.open(tmp_path / "out.png").size[0] > 4 * 64
 
 
+def test_the_scale_that_inspect_names_gives_unit_deviation(inspect, cache, tiny_vae):
+    said = inspect("--data.path", cache)
+    channels = [line for line in said.splitlines() if line.startswith("  channel ")]
+    assert len(channels) == 4 and "0.18215" not in said
+    scale = said.split("scaling_factor ")[1].split()[0]
+    for path in ([], ["--codec.path", tiny_vae]):
+        better = inspect("--data.path", cache, "--codec.scale", scale, *path)
+        assert "standard deviation 1.000, expected 0.5 to 2.0" in better
+        assert "warning" not in better
+    raw = LatentCache(cache).raw_latents
+    shifted = inspect("--data.path", cache, "--codec.scale", scale, "--codec.shift", raw.mean[1])
+    line = next(line for line in shifted.splitlines() if "channel 1:" in line)
+    assert abs(float(line.split("mean ")[1].split(",")[0])) < 0.001
+
+
+@pytest.mark.parametrize(("level", "warned"), [(128, True), (None, False)])
+def test_pixels_are_measured_on_a_scale_of_their_own(
+    inspect, image_folder, tmp_path, level, warned
+):
+    for file in image_folder.rglob("*.png") if level else ():
+        Image.new("RGB", (16, 20), (level,) * 3).save(file)
+    cache = tmp_path / "pixels"
+    options = ["--data.path", str(image_folder), "--data.image-size", "8", "--data.workers", "0"]
+    encoding.main([*options, "--codec.name", "identity", "--out", str(cache)])
+    said = inspect("--data.path", cache)
+    assert "expected 0.1 to 1.0" in said and "scaling_factor" not in said
+    assert ("the images are dark or flat" in said) == warned
+
+
 def test_statistics_are_those_of_the_normalised_latents(inspect, cache, tiny_vae):
     codec = build_codec("sd-vae-ema", str(tiny_vae))
     stored = LatentCache(cache)

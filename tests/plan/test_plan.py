@@ -368,7 +368,7 @@ def test_latents_need_no_codec(monkeypatch):
 
 
 def test_a_codec_that_is_not_counted_is_named(monkeypatch):
-    monkeypatch.setitem(CODECS, "other", lambda path, local_only: IdentityCodec(path))
+    monkeypatch.setitem(CODECS, "other", lambda path, **_: IdentityCodec())
     options = by_hand()
     options = replace(options, train=replace(options.train, codec=CodecConfig("other")))
     assert "the codec other is not counted" in report(options, make_plan(options))

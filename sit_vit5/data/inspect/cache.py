@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import torch
 
 from sit_vit5.codecs import Codec, local_codec, to_uint8
-from sit_vit5.codecs.normalisation import USUAL_STD, Normalisation
+from sit_vit5.codecs.normalisation import Normalisation, usual_std
 from sit_vit5.codecs.recorded import RecordedCodec
 from sit_vit5.config import InspectConfig
 from sit_vit5.data.inspect.classes import draw, picture_rows
@@ -21,6 +22,7 @@ from sit_vit5.errors import UserError
 def inspect_cache(cache: LatentCache, options: InspectConfig) -> None:
     """What a cache holds, whether it is what was written, and images from its latents."""
     codec = RecordedCodec.read(cache.codec, channels=cache.item_shape[0])
+    codec = codec.normalised_by(options.codec)
     print(*describe_cache(cache, codec), sep="\n")
     if options.verify:
         problems = verify(cache)
@@ -28,7 +30,7 @@ def inspect_cache(cache: LatentCache, options: InspectConfig) -> None:
             more = f" (and {len(problems) - 1} more such)" if len(problems) > 1 else ""
             raise UserError(problems[0] + more)
         print(f"verified: {len(cache.shards)} shards are as written, all numbers are finite")
-    decoder = local_codec(codec, options.codec.path)
+    decoder = local_codec(codec, options.codec)
     if decoder is None:
         given = options.codec.path
         here = "on this machine" if given is None else f"what --codec.path {given} names"
@@ -41,27 +43,55 @@ def inspect_cache(cache: LatentCache, options: InspectConfig) -> None:
 def describe_cache(cache: LatentCache, codec: RecordedCodec) -> list[str]:
     """Layout, codec, and the latents' mean and deviation against what a model expects (row T28)."""
     size = sum((cache.root / shard.file).stat().st_size for shard in cache.shards)
-    mean, std = normalised_statistics(cache, codec)
-    low, high = USUAL_STD
-    usual = low <= std <= high
+    low, high = usual_std(codec.name)
+    statistics = normalised_statistics(cache, codec)
     origin = ", ".join(f"{key} {value}" for key, value in codec.origin.items())
-    return [
+    lines = [
         f"cache: {cache.mirrors} mirrors x {' x '.join(map(str, cache.moments_shape))} "
         f"{cache.dtype}, {len(cache.shards)} shards, {size / 1e9:.2f} GB",
         f"codec: {codec.name} ({origin or codec.identity['name']})",
-        f"latents: mean {mean:+.3f}, standard deviation {std:.3f}, expected {low} to {high}",
-        *([] if usual else ["warning: the deviation is unusual; check the codec and its scale"]),
+        f"latents: mean {statistics.overall_mean:+.3f}, standard deviation "
+        f"{statistics.overall_std:.3f}, expected {low} to {high}",
     ]
+    channels = zip(statistics.mean, statistics.std, strict=True)
+    lines += [
+        f"  channel {number}: mean {mean:+.3f}, standard deviation {std:.3f}"
+        for number, (mean, std) in enumerate(channels)
+    ]
+    unusual = not low <= statistics.overall_std <= high
+    if codec.name == "identity":
+        if unusual:
+            lines.append("warning: the deviation is unusual: the images are dark or flat")
+        return lines
+    if unusual:
+        lines.append("warning: the deviation is unusual; check the codec and its scale")
+    scales = Normalisation.of(codec.identity).scale
+    if len(scales) == 1 and statistics.overall_std > 0:
+        lines.append(
+            f"scaling_factor {scales[0] / statistics.overall_std:.4g} in config.json of the "
+            "autoencoder, or as --codec.scale of training on this cache, gives deviation 1.0"
+        )
+    return lines
 
 
-def normalised_statistics(cache: LatentCache, codec: RecordedCodec) -> tuple[float, float]:
-    """Mean and standard deviation of all numbers that a model would see."""
+@dataclass(frozen=True)
+class LatentStatistics:
+    """What a model sees. mean, std: of every channel."""
+
+    mean: list[float]
+    std: list[float]
+    overall_mean: float
+    overall_std: float
+
+
+def normalised_statistics(cache: LatentCache, codec: RecordedCodec) -> LatentStatistics:
+    """Mean and standard deviation of the latents that a model would see."""
     normalisation = Normalisation.of(codec.identity)
     scale, shift = (np.asarray(part) for part in (normalisation.scale, normalisation.shift))
     mean = (np.asarray(cache.raw_latents.mean) - shift) * scale
-    variance = (np.asarray(cache.raw_latents.std) * scale) ** 2
-    overall = variance.mean() + mean.var()  # within the channels, and between them
-    return float(mean.mean()), float(np.sqrt(overall))
+    std = np.asarray(cache.raw_latents.std) * scale
+    overall = (std**2).mean() + mean.var()  # within the channels, and between them
+    return LatentStatistics(mean.tolist(), std.tolist(), float(mean.mean()), float(overall**0.5))
 
 
 def decoded(
