@@ -9,22 +9,23 @@ old milestone only the averages are left: it is sampled, not resumed.
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import shutil
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Annotated, ClassVar
 
 import torch
+from annotated_types import Ge, Le
 from safetensors import safe_open
 from torch import Tensor
 
 from sit_vit5 import __version__
 from sit_vit5.cli import dump_config, load_saved_config
 from sit_vit5.config import CheckpointConfig, TrainConfig
-from sit_vit5.errors import UserError
-from sit_vit5.files import new_folder, sync, write_json, write_text
+from sit_vit5.errors import UserError, brief, listed
+from sit_vit5.files import new_folder, read_json, sync, write_json, write_text
 from sit_vit5.models.denoiser import Denoiser
 from sit_vit5.models.state_dict import fold_gammas, load_weights
 from sit_vit5.run_folder import (
@@ -35,6 +36,7 @@ from sit_vit5.run_folder import (
     checkpoint_steps,
     find_checkpoint,
     last_good_checkpoint,
+    run_of,
     step_name,
 )
 from sit_vit5.tensors import read_tensors, write_tensors
@@ -45,28 +47,36 @@ OPTIMIZER_FILE = "optimizer.safetensors"
 _LEFT_BY_A_KILL = re.compile(r"step_\d+\.(partial|replaced|pruned)")
 
 
+# Beyond these a file is damaged, not large.
+Count = Annotated[int, Ge(0), Le(10**15)]
+Size = Annotated[int, Ge(1), Le(2**16)]
+
+
 @dataclass(frozen=True)
 class State:
     """Everything about a checkpoint that is neither weights nor configuration.
 
     codec: what tells the codec from another, compared. codec_origin: where its weights came from,
-    for people. out_channels and timesteps: an imported DiT's, see `Denoiser`.
+    for people. out_channels and timesteps: an imported DiT's, see `Denoiser`. A file with other
+    fields is refused: a later version gives them a meaning.
     """
 
-    step: int
-    images_seen: int
-    skipped_steps: int
-    skipped_in_a_row: int
-    in_channels: int
-    input_size: tuple[int, int]
+    __pydantic_config__: ClassVar[dict] = {"extra": "forbid"}
+
+    step: Count
+    images_seen: Count
+    skipped_steps: Count
+    skipped_in_a_row: Count
+    in_channels: Size
+    input_size: tuple[Size, Size]
     class_names: tuple[str, ...]
     data: dict
     codec: dict
     codec_origin: dict = field(default_factory=dict)
-    out_channels: int | None = None
-    timesteps: int = 0
-    data_offset: int = 0
-    rewinds: int = 0
+    out_channels: Size | None = None
+    timesteps: Count = 0
+    data_offset: Count = 0
+    rewinds: Count = 0
     grad_norms: tuple[float, ...] = ()
     schema: int = SCHEMA
     versions: dict = field(
@@ -103,6 +113,13 @@ class Checkpoint:
         """Whether it still holds what training goes on from."""
         return (self.folder / OPTIMIZER_FILE).exists()
 
+    def check_resumable(self) -> None:
+        """Refuses a checkpoint from which a file is missing that training continues from."""
+        wanted = [MODEL_FILE, OPTIMIZER_FILE, *map(_average_file, self.config.ema.names)]
+        if missing := [file for file in wanted if not (self.folder / file).exists()]:
+            remedy = _remedy(self.folder, missing[0])
+            raise UserError(f"{self.folder} lacks {listed(missing)}; {remedy}")
+
     def weights_file(self, name: str) -> str:
         """File of the weights called `name`."""
         return self.weights_files()[self.weights_name(name)]
@@ -120,7 +137,7 @@ class Checkpoint:
         if full_name not in (present := self.weights_files()):
             raise UserError(
                 f"weights {name!r} are not in {self.folder}, which has "
-                f"{', '.join(present) or 'none'}; choose one with --weights"
+                f"{', '.join(present) or 'none'}; choose one of these or another checkpoint"
             )
         return full_name
 
@@ -216,21 +233,19 @@ def is_milestone(step: int, config: CheckpointConfig) -> bool:
 def open_checkpoint(path: str | Path) -> Checkpoint:
     """The checkpoint behind a path (see `find_checkpoint`); its weights are checked when read."""
     folder = find_checkpoint(path)
-    try:
-        raw = json.loads((folder / STATE_FILE).read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise UserError(f"{folder / STATE_FILE} cannot be read: {error}") from None
-    if not isinstance(raw, dict) or raw.get("schema") != SCHEMA:
-        found = raw.get("schema") if isinstance(raw, dict) else None
+    file, remedy = folder / STATE_FILE, _remedy(folder, STATE_FILE)
+    schema = read_json(file, remedy=remedy).get("schema")
+    if schema != SCHEMA:
         raise UserError(
-            f"{folder} has checkpoint schema {found}, this version reads {SCHEMA}; "
+            f"{folder} has checkpoint schema {brief(schema)}, this version reads {SCHEMA}; "
             "use the version that wrote it"
         )
+    state = read_json(file, State, remedy=remedy)
     try:
-        state = _state(raw)
-    except (KeyError, TypeError, ValueError) as error:
-        raise UserError(f"{folder / STATE_FILE} is not a checkpoint's state: {error}") from None
-    return Checkpoint(folder, load_saved_config(folder / CONFIG_FILE), state)
+        config = load_saved_config(folder / CONFIG_FILE)
+    except UserError as error:
+        raise UserError(f"{error}; {remedy}") from None
+    return Checkpoint(folder, config, state)
 
 
 def _average_file(name: str) -> str:
@@ -248,24 +263,18 @@ def _write_folder(
     write_json(folder / STATE_FILE, asdict(state))
 
 
-def _state(raw: dict) -> State:
-    """The state with its types checked: JSON edited by hand must not surface as a traceback."""
-    for key in ("step", "images_seen", "skipped_steps", "skipped_in_a_row", "in_channels"):
-        if type(raw[key]) is not int or raw[key] < 0:
-            raise ValueError(f"{key} {raw[key]!r} is not a count")
-    size, names = raw["input_size"], raw["class_names"]
-    if not (isinstance(size, list) and [type(side) for side in size] == [int, int]):
-        raise ValueError(f"input_size {size!r} is not a height and a width")
-    if not (isinstance(names, list) and all(isinstance(name, str) for name in names)):
-        raise ValueError("class_names is not a list of names")
-    norms = raw.get("grad_norms", [])
-    if not (isinstance(norms, list) and all(isinstance(norm, float) for norm in norms)):
-        raise ValueError("grad_norms is not a list of numbers")
-    tuples = {"input_size": size, "class_names": names, "grad_norms": norms}
-    return State(**raw | {key: tuple(value) for key, value in tuples.items()})
+def _remedy(folder: Path, file: str) -> str:
+    """Advice for a damaged or missing file: the newest other checkpoint of the run that has it."""
+    run, own = run_of(folder), folder.resolve()
+    others = [other for other in checkpoint_steps(run).values() if other.resolve() != own]
+    whole = [other for other in others if (other / file).is_file()]
+    if not whole:
+        return "no other checkpoint is there; copy it again or make it again"
+    other = f"use another checkpoint of the run, such as {whole[-1]}"
+    return f"{other} (to resume from it, first remove {folder})"
 
 
 def _load(path: Path) -> dict[str, Tensor]:
     """Weights or optimizer state, all of it in fp32."""
-    remedy = "use another checkpoint of the run"
+    remedy = _remedy(path.parent, path.name)
     return read_tensors(path, dtypes=(torch.float32,), remedy=remedy)

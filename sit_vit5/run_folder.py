@@ -9,11 +9,11 @@
 
 from __future__ import annotations
 
-import json
 import re
 from pathlib import Path
 
 from sit_vit5.errors import UserError
+from sit_vit5.files import read_json
 
 CONFIG_FILE = "config.yaml"
 STATE_FILE = "state.json"
@@ -66,10 +66,10 @@ def last_good_checkpoint(run: Path) -> str:
     """The newest complete checkpoint saved after a good step, for messages; "none" without one."""
     for folder in reversed(checkpoint_steps(run).values()):
         try:
-            state = json.loads((folder / STATE_FILE).read_text(encoding="utf-8"))
-        except (OSError, ValueError):
+            state = read_json(folder / STATE_FILE)
+        except UserError:
             continue
-        if isinstance(state, dict) and not state.get("skipped_in_a_row"):
+        if not state.get("skipped_in_a_row"):
             return str(folder)
     return "none"
 

@@ -63,15 +63,18 @@ def check_values(
     Refuses, with the names, sparse and meta tensors, types not in `dtypes`, and numbers that are
     not finite.
     """
-    if not isinstance(tensors, dict) or not tensors:
+    if not (isinstance(tensors, dict) and tensors and all(isinstance(n, str) for n in tensors)):
         raise UserError(damaged(source, "it holds no tensors by name", remedy))
-    odd = [
-        f"{name} {why}" for name, tensor in tensors.items() if (why := _odd(name, tensor, dtypes))
+    refused = [
+        (reason, name) for name, tensor in tensors.items() if (reason := _odd(tensor, dtypes))
     ]
-    odd = odd or [f"{name} is not finite" for name, t in tensors.items() if not t.isfinite().all()]
-    if odd:
-        advice = f"; {remedy}" if remedy else ""
-        raise UserError(f"{source} cannot be used: {listed(odd, most=3)}{advice}")
+    if not refused:
+        refused = [("not finite", name) for name, t in tensors.items() if not t.isfinite().all()]
+    if refused:
+        reason = refused[0][0]
+        names = [name for other, name in refused if other == reason]
+        verb, advice = "are" if len(names) > 1 else "is", f"; {remedy}" if remedy else ""
+        raise UserError(f"{source} cannot be used: {listed(names, most=3)} {verb} {reason}{advice}")
     return tensors
 
 
@@ -91,21 +94,24 @@ def writing() -> Iterator[None]:
         raise OSError(_reason(error)) from None
 
 
-def _odd(name: object, tensor: object, dtypes: Collection[torch.dtype]) -> str:
+def _odd(tensor: object, dtypes: Collection[torch.dtype]) -> str:
     """A reason against a tensor before its numbers are read; "" if there is none."""
-    if not isinstance(name, str) or not isinstance(tensor, Tensor):
-        return "is no tensor"
+    if not isinstance(tensor, Tensor):
+        return "not a tensor"
     if tensor.layout != torch.strided or tensor.is_quantized:
-        return "is sparse or quantized"
+        return "sparse or quantized"
     if tensor.is_meta:
-        return "has a shape but no numbers (a meta tensor)"
+        return "without numbers (a meta tensor)"
     if tensor.dtype not in dtypes:
-        allowed = " or ".join(str(dtype).removeprefix("torch.") for dtype in dtypes)
-        return f"is {str(tensor.dtype).removeprefix('torch.')}, not {allowed}"
+        return f"{_name(tensor.dtype)}, not {' or '.join(map(_name, dtypes))}"
     # A view that repeats its numbers may claim any size.
     if tensor.numel() * tensor.element_size() > tensor.untyped_storage().nbytes():
-        return f"of shape {tuple(tensor.shape)} repeats fewer numbers"
+        return "a view that repeats its numbers"
     return ""
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
 
 
 def _reason(error: Exception) -> str:
@@ -118,5 +124,5 @@ def _reason(error: Exception) -> str:
     if "TorchScript" in text:
         return "it is a TorchScript program, not weights"
     if isinstance(error, (SafetensorError, OSError)) or "memory" in text:
-        return re.sub(r"^(Error while \w+: )?(I/O error: )?", "", brief(error))
+        return re.sub(r"^(Error while \w+: )?(I/O error: )?| \(os error \d+\)$", "", brief(error))
     return "it is no torch file, or damaged"

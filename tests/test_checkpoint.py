@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 from helpers import TINY
+from safetensors.torch import load_file, save_file
 
 from sit_vit5 import checkpoint as module
 from sit_vit5.checkpoint import State, open_checkpoint, save_checkpoint
@@ -73,9 +74,7 @@ def test_a_checkpoint_from_before_origins_were_recorded_is_read(tmp_path, config
 
 def test_unknown_weights_are_refused_with_the_existing_ones(tmp_path, config):
     found = open_checkpoint(save(tmp_path, config, 1))
-    with pytest.raises(
-        UserError, match="which has raw, ema_0.99, ema_0.995; choose one with --weights"
-    ):
+    with pytest.raises(UserError, match="which has raw, ema_0.99, ema_0.995; choose one of these"):
         found.weights("ema_0.9")
 
 
@@ -187,13 +186,16 @@ def test_broken_checkpoints_are_refused_in_one_line(tmp_path, config):
 
     cases = {
         "schema": (edit_state(schema=99), "checkpoint schema 99, this version reads 1"),
-        "field": (edit_state(extra=1), "not a checkpoint's state"),
-        "count": (edit_state(step="3"), "step '3' is not a count"),
+        "field": (edit_state(extra=1), "state.json cannot be read: extra: Unexpected"),
+        "count": (
+            edit_state(step="3"),
+            "step: Input should be a valid integer",
+        ),
         "size": (edit_state(input_size=[8]), "input_size"),
-        "names": (edit_state(class_names=[1, 2]), "class_names is not a list of names"),
+        "names": (edit_state(class_names=[1, 2]), "class_names.0: Input should be a valid string"),
         "json": (lambda f: (f / "state.json").write_text("{"), "cannot be read"),
-        "list": (lambda f: (f / "state.json").write_text("[]"), "schema None"),
-        "cut": (truncate, "ema_0.99.safetensors cannot be read: .* use another checkpoint"),
+        "list": (lambda f: (f / "state.json").write_text("[]"), "should be an object"),
+        "cut": (truncate, "ema_0.99.safetensors cannot be read: .*; no other checkpoint"),
         "gone": (
             lambda f: (f / "model.safetensors").unlink(),
             "weights 'raw' are not in .* which has ema_0.99, ema_0.995",
@@ -206,6 +208,71 @@ def test_broken_checkpoints_are_refused_in_one_line(tmp_path, config):
             for weights in ("raw", "ema_0.99", "ema_0.995"):
                 found.weights(weights)
         assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        *[("out_channels", value) for value in (-1, 0, "x", 1.5)],
+        *[("timesteps", value) for value in ("x", -1, None)],
+        *[("data_offset", value) for value in (None, "x", 1.5, 10**30, True)],
+        *[("in_channels", value) for value in (10**30, 0, None)],
+        *[("input_size", value) for value in ([10**9, 8], [8, -8], [8, 8, 8], 8, {})],
+        *[("rewinds", value) for value in (None, [])],
+        *[("grad_norms", value) for value in (["x"], 1, [None])],
+        *[(name, 5) for name in ("data", "codec", "codec_origin", "versions", "class_names")],
+        ("class_names", ["\ud800"]),
+    ],
+)
+def test_every_field_of_the_state_is_checked(tmp_path, config, field, value):
+    file = save(tmp_path, config, 1) / "state.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {field: value}))
+    with pytest.raises(
+        UserError, match=f"state.json cannot be read: .*{field}|hex escape"
+    ) as error:
+        open_checkpoint(tmp_path)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("damage", ["", "[" * 100_000, "\xff", "NaN"])
+def test_damage_names_another_checkpoint_of_the_run(tmp_path, config, damage):
+    older, newer = save(tmp_path, config, 1), save(tmp_path, config, 2)
+    (newer / "state.json").write_bytes(damage.encode("latin-1"))
+    with pytest.raises(
+        UserError, match=f"such as {older} .to resume from it, first remove {newer}"
+    ):
+        open_checkpoint(tmp_path)
+    shutil.rmtree(newer)
+    assert open_checkpoint(tmp_path).folder == older
+
+
+def test_weights_that_are_not_finite_name_another_checkpoint(tmp_path, config):
+    older, newer = save(tmp_path, config, 1), save(tmp_path, config, 2)
+    weights = load_file(newer / "model.safetensors")
+    weights["final.bias"][0] = float("nan")
+    save_file(weights, newer / "model.safetensors")
+    with pytest.raises(UserError, match=f"final.bias is not finite; use .* such as {older}"):
+        open_checkpoint(tmp_path).denoiser("raw")
+    open_checkpoint(tmp_path).denoiser("ema")
+
+
+@pytest.mark.parametrize("dtype", [torch.bool, torch.int64, torch.float16, torch.complex64])
+def test_weights_of_another_type_are_refused(tmp_path, config, dtype):
+    folder = save(tmp_path, config, 1)
+    weights = load_file(folder / "model.safetensors")
+    save_file({k: t.to(dtype) for k, t in weights.items()}, folder / "model.safetensors")
+    with pytest.raises(UserError, match="and .* more are .*, not float32; no other checkpoint"):
+        open_checkpoint(folder).weights("raw")
+
+
+def test_a_resume_without_all_files_names_what_is_missing(tmp_path, config):
+    save(tmp_path, config, 1)
+    found = open_checkpoint(save(tmp_path, config, 2))
+    found.check_resumable()
+    (found.folder / "model.safetensors").unlink()
+    (found.folder / "ema_0.99.safetensors").unlink()
+    with pytest.raises(UserError, match="lacks model.safetensors, ema_0.99.safetensors; use ano"):
+        found.check_resumable()
 
 
 def test_weights_of_another_shape_are_refused_by_name(tmp_path, config):

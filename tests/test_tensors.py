@@ -90,11 +90,11 @@ def test_programs_are_refused_without_advice_to_run_them(tmp_path):
         (torch.ones(2, dtype=torch.complex64), "is complex64, not"),
         (torch.ones(2).to(torch.float8_e4m3fn), "is float8_e4m3fn, not"),
         (torch.eye(2).to_sparse(), "is sparse"),
-        (torch.ones(2, device="meta"), "no numbers"),
-        (torch.ones(1).expand(10**12), "repeats fewer numbers"),
+        (torch.ones(2, device="meta"), "without numbers"),
+        (torch.ones(1).expand(10**12), "repeats its numbers"),
         (torch.tensor([1.0, float("nan")]), "is not finite"),
         (torch.tensor(float("inf")), "is not finite"),
-        (3, "is no tensor"),
+        (3, "is not a tensor"),
     ],
 )
 def test_unusable_tensors_are_refused_by_name(tmp_path, tensor, reason):

@@ -55,6 +55,7 @@ def check_resume(
             f"{resume.folder} holds averages only, the weights and the optimizer are gone; resume "
             f"the run folder {run}, or start a new run with --init-from {resume.folder}"
         )
+    resume.check_resumable()
     fixed = [
         change
         for change in differences(resume.config, config)
