@@ -14,10 +14,9 @@ import re
 import shutil
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Annotated, ClassVar
+from typing import ClassVar
 
 import torch
-from annotated_types import Ge, Le
 from safetensors import safe_open
 from torch import Tensor
 
@@ -25,7 +24,7 @@ from sit_vit5 import __version__
 from sit_vit5.cli import dump_config, load_saved_config
 from sit_vit5.config import CheckpointConfig, TrainConfig
 from sit_vit5.errors import UserError, brief, listed
-from sit_vit5.files import new_folder, read_json, sync, write_json, write_text
+from sit_vit5.files import Count, Size, new_folder, read_json, sync, write_json, write_text
 from sit_vit5.models.denoiser import Denoiser
 from sit_vit5.models.state_dict import fold_gammas, load_weights
 from sit_vit5.run_folder import (
@@ -45,11 +44,6 @@ SCHEMA = 1
 MODEL_FILE = "model.safetensors"
 OPTIMIZER_FILE = "optimizer.safetensors"
 _LEFT_BY_A_KILL = re.compile(r"step_\d+\.(partial|replaced|pruned)")
-
-
-# Beyond these a file is damaged, not large.
-Count = Annotated[int, Ge(0), Le(10**15)]
-Size = Annotated[int, Ge(1), Le(2**16)]
 
 
 @dataclass(frozen=True)

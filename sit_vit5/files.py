@@ -12,8 +12,9 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from fnmatch import fnmatch
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Annotated, TypeVar
 
+from annotated_types import Ge, Le
 from filelock import FileLock, Timeout
 
 from sit_vit5.errors import UserError, brief
@@ -22,6 +23,9 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 Value = TypeVar("Value")
+# Numbers in JSON files of ours; beyond these limits a file is damaged.
+Count = Annotated[int, Ge(0), Le(10**12)]
+Size = Annotated[int, Ge(1), Le(2**16)]
 
 
 def sync(path: Path) -> None:

@@ -6,14 +6,16 @@ size, patch; `ViT5-no_rope-XL/2` is one of the ablations.
 
 from __future__ import annotations
 
+import json
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields
 from typing import Annotated
 
 from annotated_types import Ge, Gt, Le
 
-from sit_vit5.errors import UserError, nearest, nearest_multiples
+from sit_vit5.errors import UserError, listed, nearest, nearest_multiples
 from sit_vit5.fields import MOST_BLOCKS, check_values
+from sit_vit5.files import damaged, parse_json
 from sit_vit5.recipes import RECIPES, Recipe, successor
 
 
@@ -87,17 +89,25 @@ def title(name: str, config: Backbone) -> str:
     return name if backbone(name) == config else f"{name} (changed)"
 
 
-def backbone_from_dict(plain: dict, *, conditional: bool = True) -> Backbone:
-    """The backbone of nested plain values, as `dataclasses.asdict` gives them.
+def backbone_from_dict(
+    plain: dict, *, conditional: bool = True, source: object = "backbone", remedy: str = ""
+) -> Backbone:
+    """The backbone of nested plain values, as `dataclasses.asdict` gives them, checked by type.
 
+    A recipe of before an option existed has its default; nothing else may be missing or unknown.
     conditional: whether adaLN gates its blocks, which older files need to be read.
+    source, remedy: as in `parse_json`.
     """
-    try:
-        recipe = Recipe(**plain["recipe"])
-        layer_scale = successor(recipe.layer_scale, conditional=conditional)
-        return Backbone(**plain | {"recipe": replace(recipe, layer_scale=layer_scale)})
-    except (KeyError, TypeError) as error:
-        raise UserError(f"not a backbone: {error}") from None
+    sizes, options = ({field.name for field in fields(kind)} for kind in (Backbone, Recipe))
+    recipe = plain.get("recipe")
+    recipe = dict(recipe) if isinstance(recipe, dict) else {}
+    if odd := (plain.keys() ^ sizes) | (recipe.keys() - options):
+        reason = f"backbone lacks or does not know {listed(sorted(odd))}"
+        raise UserError(damaged(source, reason, remedy))
+    if "layer_scale" in recipe:
+        recipe["layer_scale"] = successor(recipe["layer_scale"], conditional=conditional)
+        plain = plain | {"recipe": recipe}
+    return parse_json(json.dumps(plain), Backbone, source=source, remedy=remedy)
 
 
 def check_backbone(config: Backbone) -> None:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 import torch
 
 from sit_vit5.errors import UserError
-from sit_vit5.files import new_folder, write_json
+from sit_vit5.files import Count, Size, damaged, new_folder, read_json, write_json
 from sit_vit5.models.classifier import ViT5Classifier
 from sit_vit5.models.state_dict import load_weights
 from sit_vit5.presets import backbone_from_dict
@@ -17,6 +16,7 @@ from sit_vit5.tensors import read_tensors, write_tensors
 
 CONFIG = "classifier.json"
 WEIGHTS = "model.safetensors"
+REMEDY = "convert the official file again"
 
 
 def is_classifier_folder(folder: Path) -> bool:
@@ -39,19 +39,34 @@ def save_classifier(model: ViT5Classifier, folder: Path, *, source: dict) -> Non
         write_json(partial / CONFIG, facts)
 
 
+@dataclass(frozen=True)
+class _Facts:
+    """`classifier.json`."""
+
+    backbone: dict
+    image_size: tuple[Size, Size]
+    in_channels: Size
+    num_classes: Count
+    source: dict = field(default_factory=dict)
+
+
 def load_classifier(folder: Path) -> ViT5Classifier:
     """The classifier that `save_classifier` wrote, for evaluation."""
+    file = folder / CONFIG
+    facts = read_json(file, _Facts, remedy=REMEDY)
+    backbone = backbone_from_dict(
+        facts.backbone, conditional=False, source=file, remedy=REMEDY
+    )
+    weights = read_tensors(folder / WEIGHTS, dtypes=(torch.float32,), remedy=REMEDY)
     try:
-        facts = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
         with torch.device("meta"):
             model = ViT5Classifier(
-                backbone_from_dict(facts["backbone"], conditional=False),
-                image_size=tuple(facts["image_size"]),
-                in_channels=facts["in_channels"],
-                num_classes=facts["num_classes"],
+                backbone,
+                image_size=facts.image_size,
+                in_channels=facts.in_channels,
+                num_classes=facts.num_classes,
             )
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise UserError(f"{folder} is no readable classifier folder: {error}") from None
-    weights = read_tensors(folder / WEIGHTS, dtypes=(torch.float32,), remedy="convert it again")
+    except UserError as error:
+        raise UserError(damaged(file, str(error), REMEDY)) from None
     load_weights(model, weights, folder, assign=True)
     return model.eval().requires_grad_(False)

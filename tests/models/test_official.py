@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import json
 import pickle
+import shutil
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -14,7 +17,7 @@ from safetensors.torch import load_file, save_file
 from sit_vit5.errors import UserError
 from sit_vit5.models.classifier_folder import load_classifier, save_classifier
 from sit_vit5.models.official import official_classifier, official_denoiser, read_official
-from sit_vit5.presets import RECIPES
+from sit_vit5.presets import RECIPES, Backbone, backbone_from_dict
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 
@@ -134,6 +137,47 @@ def test_a_folder_of_the_user_beside_the_target_is_left_alone(tmp_path):
     model = official_classifier(golden_weights("vit5_classifier"), Path("x"))
     save_classifier(model, tmp_path / "folder", source={})
     assert (tmp_path / "folder.partial" / "mine").exists()
+
+
+@pytest.fixture(scope="module")
+def classifier_folder(tmp_path_factory) -> Path:
+    model = official_classifier(golden_weights("vit5_classifier"), Path("x"))
+    folder = tmp_path_factory.mktemp("classifier") / "folder"
+    save_classifier(model, folder, source={"file": "x"})
+    return folder
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        *[{"image_size": value} for value in ([], [8], [10**9] * 2, "x", [0, 0], [31, 31])],
+        *[{"in_channels": value} for value in (-1, 0, 10**9, 1.5)],
+        *[{"num_classes": value} for value in (-1, "x", 7, None)],
+        *[{"backbone": value} for value in ({}, [], None, 5)],
+        {"source": 5},
+    ],
+)
+def test_every_fact_of_a_classifier_folder_is_checked(classifier_folder, tmp_path, changes):
+    folder = tmp_path / "folder"
+    shutil.copytree(classifier_folder, folder)
+    facts = json.loads((folder / "classifier.json").read_text()) | changes
+    (folder / "classifier.json").write_text(json.dumps(facts))
+    with pytest.raises(UserError, match="cannot be read: .*convert .* again|do not fit") as error:
+        load_classifier(folder)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [("width", "x"), ("depth", 0), ("heads", 5), ("mlp_ratio", -1), ("new", 1)]
+    + [("recipe", value) for value in (None, [], {"norm": "batch"}, {"new": 1})]
+    + [("recipe", {"rope_theta": "x"}), ("recipe", {"registers": 1.5})],
+)
+def test_every_field_of_a_backbone_is_checked(key, value):
+    plain = asdict(Backbone(16, 1, 2, patch_size=2))
+    assert backbone_from_dict(plain) == Backbone(16, 1, 2, patch_size=2)
+    with pytest.raises(UserError, match=f"FILE cannot be read: .*({key}|norm|new|registers|theta)"):
+        backbone_from_dict(plain | {key: value}, source="FILE")
 
 
 def test_a_classifier_folder_reads_back_equal(tmp_path):
