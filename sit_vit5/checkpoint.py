@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import ClassVar
 
 import torch
-from safetensors import safe_open
 from torch import Tensor
 
 from sit_vit5 import __version__
@@ -38,7 +37,7 @@ from sit_vit5.run_folder import (
     run_of,
     step_name,
 )
-from sit_vit5.tensors import read_tensors, write_tensors
+from sit_vit5.tensors import read_shapes, read_tensors, write_tensors
 
 SCHEMA = 1
 MODEL_FILE = "model.safetensors"
@@ -98,8 +97,9 @@ class Checkpoint:
     @property
     def holds_gammas_of_a_sum(self) -> bool:
         """Whether it was written with `layer_scale sum`; see `fold_gammas`."""
-        with safe_open(self.folder / self.weights_file("raw"), framework="pt") as file:
-            gammas = any(name.endswith(".gamma") for name in file.keys())
+        path = self.folder / self.weights_file("raw")
+        shapes = read_shapes(path, remedy=_remedy(self.folder, path.name))
+        gammas = any(name.endswith(".gamma") for name in shapes)
         return gammas and self.config.backbone.recipe.layer_scale == "none"
 
     @property

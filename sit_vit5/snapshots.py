@@ -11,16 +11,16 @@ import re
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import safe_open
 from torch import Tensor
 
 from sit_vit5.errors import UserError
-from sit_vit5.files import check_regular_file, damaged, replacing
+from sit_vit5.files import replacing
 from sit_vit5.models.state_dict import check_tensors, fold_gammas
 from sit_vit5.power_average import Profile
 from sit_vit5.recipes import Recipe
 from sit_vit5.run_folder import SNAPSHOTS, step_name
-from sit_vit5.tensors import check_values, write_tensors
+from sit_vit5.tensors import check_values, read_shapes, write_tensors
 
 # Half of fp32's disk. Rounding puts averages made of snapshots 2e-4 (relative) off, bf16 1.5e-3;
 # widths 0.1 and 0.13 are 1.8e-2 apart (digits, one block, 16 snapshots of widths 0.05 and 0.1).
@@ -61,8 +61,10 @@ def weighted_sum(parts: dict[Path, float], model: Path, recipe: Recipe) -> dict[
     model: safetensors file of the same network, of the recipe. Read one tensor at a time: beyond
     the sum itself, memory holds one tensor. Snapshots without weight are not read.
     """
-    expected = fold_gammas(_header(model), recipe)
-    headers = {path: _header(path) for path, coefficient in parts.items() if coefficient}
+    expected = fold_gammas(read_shapes(model, remedy=REMEDY), recipe)
+    headers = {
+        path: read_shapes(path, remedy=REMEDY) for path, coefficient in parts.items() if coefficient
+    }
     for path, header in headers.items():
         check_tensors(fold_gammas(header, recipe), expected, path)
     total = {
@@ -85,16 +87,3 @@ def _stored(tensor: Tensor) -> Tensor:
     """In half precision; in fp32 where a number is beyond its range."""
     half = tensor.to(DTYPE)
     return half if half.isfinite().all() else tensor.float()
-
-
-def _header(path: Path) -> dict[str, Tensor]:
-    """Names and shapes in a safetensors file, as tensors without values."""
-    check_regular_file(path, remedy=REMEDY)
-    try:
-        with safe_open(path, framework="pt") as file:
-            return {
-                name: torch.empty(file.get_slice(name).get_shape(), device="meta")
-                for name in file.keys()
-            }
-    except (OSError, SafetensorError) as error:
-        raise UserError(damaged(path, str(error), REMEDY)) from None

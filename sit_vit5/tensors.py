@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
@@ -26,6 +26,19 @@ def read_tensors(
 ) -> dict[str, Tensor]:
     """The tensors of a file by name, on the CPU, checked by `check_values`."""
     return check_values(read_weights(path, remedy=remedy), path, dtypes=dtypes, remedy=remedy)
+
+
+def read_shapes(path: Path, *, remedy: str) -> dict[str, Tensor]:
+    """Names and shapes in a safetensors file, as meta tensors."""
+    check_regular_file(path, remedy=remedy)
+    try:
+        with safe_open(path, framework="pt") as file:
+            return {
+                name: torch.empty(file.get_slice(name).get_shape(), device="meta")
+                for name in file.keys()
+            }
+    except (OSError, SafetensorError) as error:
+        raise UserError(damaged(path, _reason(error), remedy)) from None
 
 
 def read_weights(path: Path, *, remedy: str) -> object:

@@ -54,9 +54,7 @@ def load_classifier(folder: Path) -> ViT5Classifier:
     """The classifier that `save_classifier` wrote, for evaluation."""
     file = folder / CONFIG
     facts = read_json(file, _Facts, remedy=REMEDY)
-    backbone = backbone_from_dict(
-        facts.backbone, conditional=False, source=file, remedy=REMEDY
-    )
+    backbone = backbone_from_dict(facts.backbone, conditional=False, source=file, remedy=REMEDY)
     weights = read_tensors(folder / WEIGHTS, dtypes=(torch.float32,), remedy=REMEDY)
     try:
         with torch.device("meta"):

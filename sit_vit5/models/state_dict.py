@@ -37,7 +37,7 @@ def fold_gammas(weights: dict[str, Tensor], recipe: Recipe) -> dict[str, Tensor]
     for name, gamma in weights.items() if recipe.layer_scale == "none" else ():
         match = _GAMMA.fullmatch(name)
         bias = f"blocks.{match[1]}.modulation.linear.bias" if match else ""
-        if bias in folded and len(folded[bias]) == 6 * gamma.numel():
+        if bias in folded and folded[bias].shape == (6 * gamma.numel(),):
             vectors = list(folded[bias].chunk(6))
             vectors[_GATES[match[2]]] = vectors[_GATES[match[2]]] + gamma
             folded[bias] = torch.cat(vectors)
