@@ -110,7 +110,7 @@ def parse_over_train(command: type[Config], argv: list[str]) -> Config:
 
 def load_config(path: str | Path, default: TrainConfig | None = None) -> TrainConfig:
     """The configuration in a YAML file, over `default`. Errors name the file and the key."""
-    return _load(path, default or TrainConfig(), present=lambda item: item)
+    return _load(path, default or TrainConfig(), present=list)
 
 
 def load_saved_config(path: str | Path) -> TrainConfig:
@@ -118,18 +118,27 @@ def load_saved_config(path: str | Path) -> TrainConfig:
     return _load(path, TrainConfig(), present=_present)
 
 
-def _present(item: Given) -> Given:
-    """An option of an older version as it is written now."""
-    if item.name != "backbone.recipe.layer_scale":
-        return item
-    return replace(item, values=[value and successor(value) for value in item.values])
+def _present(given: list[Given]) -> list[Given]:
+    """The options of an older version as they are written now."""
+    values = {item.name: item.values for item in given}
+    options = []
+    for item in given:
+        if item.name == "backbone.recipe.layer_scale":
+            item = replace(item, values=[value and successor(value) for value in item.values])
+        options.append(item)
+    weighted = values.get("objective.weights", ["none"]) != ["none"]
+    if weighted and "objective.weights_bound" not in values:  # it was trained without
+        options.append(Given("objective.weights_bound", [None]))
+    return options
 
 
-def _load(path: str | Path, default: TrainConfig, present: Callable[[Given], Given]) -> TrainConfig:
+def _load(
+    path: str | Path, default: TrainConfig, present: Callable[[list[Given]], list[Given]]
+) -> TrainConfig:
     if not os.path.exists(path):
         raise UserError(f"configuration file {path} does not exist")
     try:
-        given = [present(item) for item in read_yaml(Path(path), options_of(TrainConfig))]
+        given = present(read_yaml(Path(path), options_of(TrainConfig)))
         return _parse(TrainConfig, given, default=_preset(default, given))
     except UserError as error:
         raise UserError(f"{path}: {error}") from None

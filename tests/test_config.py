@@ -11,7 +11,14 @@ import pytest
 from annotated_types import Ge, Gt, Le, Lt
 
 from sit_vit5 import presets, recipes
-from sit_vit5.cli import TrainCommand, dump_config, load_config, parse, parse_train
+from sit_vit5.cli import (
+    TrainCommand,
+    dump_config,
+    load_config,
+    load_saved_config,
+    parse,
+    parse_train,
+)
 from sit_vit5.config import (
     ADAPTIVE_METHODS,
     SDE_METHODS,
@@ -291,6 +298,20 @@ def test_every_file_option_expands_the_home_folder(config):
     assert {name.rpartition(".")[2] for name in unsure} <= {
         "name", "source", "split", "image_column", "label_column",
     }  # fmt: skip
+
+
+def test_a_saved_configuration_keeps_what_older_versions_trained(tmp_path):
+    weighted = "objective:\n  prediction: data\n  weights: velocity\n"
+    path = yaml_file(tmp_path, weighted)
+    assert load_config(path).objective.weights_bound == 20
+    assert load_saved_config(path).objective.weights_bound is None
+    bounded = yaml_file(tmp_path, weighted + "  weights_bound: 7\n")
+    assert load_saved_config(bounded).objective.weights_bound == 7
+    summed = yaml_file(tmp_path, "backbone:\n  recipe:\n    layer_scale: sum\n")
+    assert load_saved_config(summed).backbone.recipe.layer_scale == "none"
+    assert load_saved_config(summed).objective.weights_bound == 20
+    with pytest.raises(UserError, match=r"layer.scale.*sum.*none, product.*instead"):
+        load_config(summed)
 
 
 def test_every_configuration_names_how_layer_scale_meets_the_gate():

@@ -79,6 +79,9 @@ class ObjectiveConfig:
     weights: Literal["none", "velocity", "likelihood"] = "none"
     """Weight of the squared error over t, for score, noise and data: none, that of the velocity
     loss, or a bound of the likelihood."""
+    weights_bound: Annotated[float, Gt(0), Le(1e6)] | None = 20.0
+    """Largest factor of the error in weights velocity and likelihood, which are infinite at an end
+    of the path: 20 as 1 - t >= 0.05 in JiT; None: as in SiT."""
     times: Literal["uniform", "logit_normal"] = "uniform"
     """Distribution of t in training."""
     times_mean: Annotated[float, Ge(-100), Le(100)] = 0.0

@@ -64,6 +64,7 @@ class Objective:
             interpolant=config.interpolant,
             prediction=config.prediction,
             weights=config.weights,
+            weights_bound=config.weights_bound,
         )
 
     def _labels(self, labels: Tensor, step: int, places: range) -> Tensor:

@@ -8,13 +8,15 @@ import pytest
 import torch
 from helpers import Gauss
 
+from sit_vit5.codecs.identity import IdentityCodec
 from sit_vit5.config import ObjectiveConfig
+from sit_vit5.distributed import BatchPlan
 from sit_vit5.flow.interpolants import BETA_MAX, BETA_MIN, INTERPOLANTS
 from sit_vit5.flow.intervals import sampling_interval, training_interval
-from sit_vit5.flow.loss import WEIGHTS, drop_labels, flow_loss
+from sit_vit5.flow.loss import WEIGHTS, drop_labels, flow_loss, loss_weights
 from sit_vit5.flow.predictions import PREDICTIONS, Flow
 from sit_vit5.flow.times import TIMES, shift_times
-from sit_vit5.training.objective import training_times
+from sit_vit5.training.objective import Objective, training_times
 
 
 @pytest.mark.parametrize("name", INTERPOLANTS)
@@ -137,6 +139,54 @@ def test_velocity_weights_make_every_loss_that_of_the_velocity(interpolant, pred
     expected = flow_loss(lambda *_: velocity, data, **options)
     found = flow_loss(lambda *_: guess, data, prediction=prediction, weights="velocity", **options)
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("interpolant", INTERPOLANTS)
+@pytest.mark.parametrize("prediction", ["noise", "score", "data"])
+@pytest.mark.parametrize("weights", WEIGHTS)
+def test_bounded_weights_are_finite_on_the_whole_path(interpolant, prediction, weights):
+    inside = torch.linspace(0, 1, 1001)
+    near = torch.tensor([1e-30, 1e-12, 1e-7])
+    t = torch.cat([inside, near, 1 - near])
+    path = INTERPOLANTS[interpolant](t)
+    unbounded = loss_weights(path, prediction, weights, None)
+    bounded = loss_weights(path, prediction, weights, 20.0)
+    assert bounded.isfinite().all() and (0 <= bounded).all() and bounded.max() <= 400
+    low = unbounded <= 400  # also false where it is not a number
+    assert torch.equal(bounded[low], unbounded[low]) and low.float().mean() > 0.7
+    assert (bounded[~low] == 400).all()
+    # Where it is infinite in the limit it is not 0.
+    assert not unbounded.isnan().any() or (bounded[unbounded.isnan()] == 400).all()
+
+    data = torch.randn(len(t), 1, 2, 2)
+    output = torch.zeros_like(data).requires_grad_()
+    losses = flow_loss(
+        lambda *_: output, data, noise=torch.randn_like(data), t=t, labels=None,
+        interpolant=interpolant, prediction=prediction, weights=weights, weights_bound=20.0,
+    )  # fmt: skip
+    losses.sum().backward()
+    assert losses.isfinite().all() and output.grad.isfinite().all()
+    assert losses.max() < 400 * 50
+
+
+def test_the_bound_of_weights_is_jits():
+    path = INTERPOLANTS["linear"](torch.tensor([0.5, 0.94, 0.95, 0.96, 1.0]))
+    expected = 1 / (1 - torch.tensor([0.5, 0.94, 0.95, 0.95, 0.95])) ** 2
+    torch.testing.assert_close(loss_weights(path, "data", "velocity", 20.0), expected)
+
+
+def test_training_bounds_weights_as_configured():
+    shape, plan = (1, 4, 4), BatchPlan(64, 1, 1, 0)
+    losses = {}
+    for bound in (20.0, 5.0, None):
+        config = ObjectiveConfig(prediction="data", weights="velocity", weights_bound=bound)
+        objective = Objective(config, "images", IdentityCodec(), plan, 0, shape, None)
+        latents, labels = torch.zeros(64, *shape), torch.zeros(64, dtype=torch.long)
+        losses[bound] = objective.loss(
+            lambda x, t, y: torch.ones_like(x), latents, labels, step=0, micro=0
+        )
+    assert losses[5.0].max() == 25 and losses[20.0].max() == 400
+    assert torch.equal(losses[5.0], losses[None].clamp(max=25)) and losses[None].max() > 400
 
 
 def test_the_loss_of_zero_velocity_is_one_plus_the_data_power():
