@@ -28,7 +28,7 @@ class Source(Protocol):
 
     kind: "images" (uint8 (H, W, C) by `load`, encoded by the codec) or "moments" (of a
     `LatentCache`, by its `batch`). item_shape: (C, H, W) of an image, (c, h, w) of latents.
-    labels: int64 (N,), all 0 where there are no class names.
+    labels: int64 (N,), all 0 where there are no class names. notes: lines for whoever uses it.
     """
 
     kind: str
@@ -36,6 +36,7 @@ class Source(Protocol):
     class_names: tuple[str, ...]
     item_shape: tuple[int, int, int]
     labels: np.ndarray
+    notes: tuple[str, ...]
 
     def __len__(self) -> int: ...
 

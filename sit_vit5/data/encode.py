@@ -151,6 +151,8 @@ def prepare(job: Job) -> None:
         f"{len(layout.shards)} shards, {layout.count * layout.image_bytes / 1e9:.2f} GB "
         f"({need / 1e9:.2f} GB to write, {free / 1e9:.1f} GB free)"
     )
+    for note in job.source.notes:
+        print(note)
     write_json(folder / SETTINGS_FILE, settings)
 
 

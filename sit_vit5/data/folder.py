@@ -4,17 +4,27 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
+from collections import Counter
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
 from PIL import Image
 
 from sit_vit5.data.image_source import ImageSource, in_order
-from sit_vit5.data.images import EXTENSIONS, read_rgb
-from sit_vit5.errors import UserError
+from sit_vit5.data.images import (
+    EXTENSIONS,
+    describe_passed_over,
+    is_image_name,
+    kinds_passed_over,
+    read_rgb,
+)
+from sit_vit5.errors import UserError, listed
+from sit_vit5.run_folder import CHECKPOINTS, CONFIG_FILE
 
-# Names of parts of a data set, which are no classes.
-SPLITS = {"train", "training", "val", "valid", "validation", "test", "testing"}
+# Words in the names of parts of a data set, which are no classes.
+TRAINING, HELD_OUT = ("train", "training"), ("val", "valid", "validation", "test", "testing")
 
 
 class ImageFolder(ImageSource):
@@ -28,17 +38,19 @@ class ImageFolder(ImageSource):
         self.root = Path(path)
         if not self.root.is_dir():
             raise UserError(f"data folder {self.root} does not exist or is no folder")
-        self.files, labels, class_names = (
-            scan_flat(self.root) if unconditional else scan_classes(self.root)
-        )
-        listing = b"\n".join(os.fsencode(file.relative_to(self.root)) for file in self.files)
+        if (self.root / CONFIG_FILE).is_file() and (self.root / CHECKPOINTS).is_dir():
+            raise UserError(f"{self.root} is the folder of a training run; give a folder of images")
+        listing = scan_flat(self.root) if unconditional else scan_classes(self.root)
+        self.files = listing.files
+        names = b"\n".join(os.fsencode(file.relative_to(self.root)) for file in self.files)
         super().__init__(
             "folder",
-            labels=np.array(labels),
-            class_names=class_names,
+            labels=np.array(listing.labels),
+            class_names=listing.class_names,
             channels=3,
             image_size=image_size,
-            digest=hashlib.sha256(listing).hexdigest(),
+            digest=hashlib.sha256(names).hexdigest(),
+            passed_over=listing.passed_over,
         )
 
     def picture(self, index: int) -> Image.Image:
@@ -48,67 +60,99 @@ class ImageFolder(ImageSource):
         return str(self.files[index])
 
 
-def scan_flat(root: Path) -> tuple[list[Path], list[int], tuple[str, ...]]:
+@dataclass
+class Listing:
+    """Image files, their labels, and the kinds of the files that are none."""
+
+    files: list[Path] = field(default_factory=list)
+    labels: list[int] = field(default_factory=list)
+    class_names: tuple[str, ...] = ()
+    passed_over: Counter[str] = field(default_factory=Counter)
+
+
+def scan_flat(root: Path) -> Listing:
     """All files below a folder, without classes."""
-    files = list_images(root)
-    if not files:
-        raise UserError(f"data folder {root} holds no image (looked for {', '.join(EXTENSIONS)})")
-    return files, [0] * len(files), ()
+    found = scan(root)
+    if not found.files:
+        raise UserError(_no_image(f"data folder {root}", found) + "; give another --data.path")
+    found.labels = [0] * len(found.files)
+    return found
 
 
-def scan_classes(root: Path) -> tuple[list[Path], list[int], tuple[str, ...]]:
+def scan_classes(root: Path) -> Listing:
     """Files, labels and class names below a folder of class folders."""
-    loose = [entry for entry in root.iterdir() if is_image_name(entry.name) and entry.is_file()]
-    names = [entry.name for entry in root.iterdir() if entry.is_dir() and entry.name[0] != "."]
-    if loose or not names:
-        found = f"{len(loose)} images such as {loose[0].name} lie" if loose else "nothing lies"
+    entries = [entry for entry in root.iterdir() if entry.name[0] != "."]
+    names = in_order(entry.name for entry in entries if entry.is_dir())
+    loose = [entry.name for entry in entries if not entry.is_dir()]
+    images = [name for name in loose if is_image_name(name)]
+    if images or not names:
+        found = f"{len(images)} images such as {images[0]} lie" if images else "nothing lies"
         raise UserError(
             f"{found} directly in data folder {root}, and {len(names)} class sub-folders; put "
             "every image in one sub-folder per class, or train without classes "
             "(--data.unconditional True)"
         )
-    names = in_order(names)
-    files, labels = [], []
+    whole = Listing(class_names=tuple(names), passed_over=kinds_passed_over(loose))
+    empty = []
     for label, name in enumerate(names):
-        found = list_images(root / name)
-        if not found:
-            raise UserError(
-                f"class folder {root / name} holds no image (looked for {', '.join(EXTENSIONS)}); "
-                "remove it or fill it"
-            )
-        files += found
-        labels += [label] * len(found)
-    _check_level(root, names, files)
-    return files, labels, tuple(names)
+        found = scan(root / name)
+        if not found.files:
+            empty.append(_no_image(f"class folder {root / name}", found))
+        whole.files += found.files
+        whole.labels += [label] * len(found.files)
+        whole.passed_over += found.passed_over
+    _check_level(root, names, whole.files)
+    if empty:
+        raise UserError(f"{empty[0]}; remove it or fill it")
+    return whole
 
 
 def _check_level(root: Path, names: list[str], files: list[Path]) -> None:
     """Refuses a root one level too high: what look like classes are parts of the data set."""
-    nested = all(len(file.relative_to(root).parts) > 2 for file in files)
-    if nested and (len(names) == 1 or SPLITS.issuperset(name.lower() for name in names)):
-        inner = root / ("train" if "train" in names else names[0])
+    parts = [file.relative_to(root).parts for file in files]
+    nested = {part[0] for part in parts if len(part) > 2}  # classes with sub-folders of images
+    training = [name for name in names if _is_part(name, TRAINING)]
+    splits = [name for name in names if _is_part(name, TRAINING + HELD_OUT)]
+    alone = len(names) == 1 and len(nested) == 1 and all(len(part) > 2 for part in parts)
+    # A part that is kept aside may be flat, as ImageNet's validation images are.
+    if alone or (nested & set(splits) and (len(splits) > len(training) > 0 or splits == names)):
+        inner = root / next(iter(training or names))
         count = sum(entry.is_dir() for entry in inner.iterdir())
         raise UserError(
-            f"the only class folders of {root} are {', '.join(names)}, and {inner} holds {count} "
+            f"the class folders of {root} are {listed(names)}, and {inner} holds {count} "
             f"sub-folders; did you mean --data.path {inner}?"
         )
 
 
-def is_image_name(name: str) -> bool:
-    """Whether a file's name, without its folders, is that of an image; not of hidden ones."""
-    return name[0] != "." and name.lower().endswith(EXTENSIONS)
+def _is_part(name: str, words: tuple[str, ...]) -> bool:
+    """Whether a folder is named as a part of a data set: Training, ILSVRC2012_img_val, val2017."""
+    return any(word in words for word in re.split(r"[^a-z]+", name.lower()))
 
 
-def list_images(folder: Path) -> list[Path]:
+def _no_image(place: str, found: Listing) -> str:
+    others = describe_passed_over(found.passed_over)
+    return f"{place} holds no image (looked for {', '.join(EXTENSIONS)})" + (
+        f"; {others}" if others else ""
+    )
+
+
+def scan(folder: Path) -> Listing:
     """Image files at any depth, sorted; extensions in any case, hidden names ignored."""
-    found = []
+    found = Listing()
     for parent, folders, names in os.walk(folder, followlinks=True, onerror=_refuse):
         folders[:] = sorted(name for name in folders if name[0] != ".")
         for name in folders:
             if _leads_back(Path(parent, name), folder):
                 raise UserError(f"{Path(parent, name)} is a link to a folder it lies in; remove it")
-        found += [Path(parent, name) for name in names if is_image_name(name)]
-    return sorted(found)
+        found.files += [Path(parent, name) for name in names if is_image_name(name)]
+        found.passed_over += kinds_passed_over(names)
+    found.files.sort()
+    return found
+
+
+def list_images(folder: Path) -> list[Path]:
+    """The image files of `scan`."""
+    return scan(folder).files
 
 
 def _leads_back(inner: Path, folder: Path) -> bool:

@@ -151,6 +151,12 @@ def read_labels(
         values = np.array(rows.select_columns([column]).with_format(None)[:][column])
     except ValueError:  # lists of several lengths
         raise UserError(f"column {column} of {where} holds lists; expected a label a row") from None
+    empty = np.array([value is None or value != value or value == "" for value in values.tolist()])
+    if empty.any():
+        raise UserError(
+            f"row {empty.argmax()} of column {column} of {where} is empty; correct it, or train "
+            "without classes (--data.unconditional True)"
+        )
     names = getattr(rows.features[column], "names", None)
     if names is None or values.dtype.kind not in "iu":
         return number_classes(values, f"column {column} of {where}")

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Iterable
 
 import numpy as np
 from PIL import Image
 
-from sit_vit5.data.images import MAX_PIXELS, BadImage, center_crop
+from sit_vit5.data.images import MAX_PIXELS, BadImage, center_crop, describe_passed_over
 from sit_vit5.errors import UserError
 
 
@@ -16,6 +17,7 @@ class ImageSource(ABC):
     """A `Source` of images cropped after ADM; a subclass finds them, by `picture` and `describe`.
 
     source, digest: what the identity says of the data. labels: integers (N,), 0 without classes.
+    passed_over: kinds of the files that are no images. notes: lines for whoever uses the data.
     """
 
     kind = "images"
@@ -29,11 +31,14 @@ class ImageSource(ABC):
         channels: int,
         image_size: int,
         digest: str,
+        passed_over: Counter[str] | None = None,
     ):
         self.size, self.item_shape = image_size, (channels, image_size, image_size)
         self.class_names = checked_names(class_names)
         self.labels = labels.astype(np.int64)
         self._check_labels()
+        others = describe_passed_over(passed_over or Counter())
+        self.notes = (f"note: {others}",) if others else ()
         self.identity = {
             "source": source,
             "count": len(labels),

@@ -4,20 +4,39 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
 import numpy as np
-from PIL import Image, UnidentifiedImageError
+from PIL import Image, UnidentifiedImageError, features
 
-from sit_vit5.errors import UserError
+from sit_vit5.errors import UserError, listed
 
-EXTENSIONS = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".tif", ".tiff", ".gif", ".ppm")
-# Pillow's names of what it may try: for others, such as EPS, it would start a foreign program.
-FORMATS = ("PNG", "JPEG", "BMP", "TIFF", "GIF", "PPM", "WEBP")
+# Formats that are read, by Pillow's names, and the extensions of their files. Others are left out:
+# EPS would start a foreign program, TGA and PCX have no magic number, PFM holds floats.
+_FORMATS = {
+    "PNG": (".png", ".apng"),
+    "JPEG": (".jpg", ".jpeg", ".jpe", ".jfif", ".mpo"),
+    "WEBP": (".webp",),
+    "BMP": (".bmp",),
+    "TIFF": (".tif", ".tiff"),
+    "GIF": (".gif",),
+    "PPM": (".ppm", ".pgm", ".pbm", ".pnm"),
+    "AVIF": (".avif",),
+    "JPEG2000": (".jp2", ".j2k", ".j2c", ".jpc", ".jpf", ".jpx"),
+    "QOI": (".qoi",),
+}
+_PARTS_OF_PILLOW = {"WEBP": "webp", "AVIF": "avif", "JPEG2000": "jpg_2000"}  # may be missing
+FORMATS = tuple(
+    name
+    for name in _FORMATS
+    if name not in _PARTS_OF_PILLOW or features.check(_PARTS_OF_PILLOW[name])
+)
+EXTENSIONS = tuple(extension for name in FORMATS for extension in _FORMATS[name])
 MAX_PIXELS = 178_956_970  # of one image; where Pillow stops decoding
 
 
@@ -37,6 +56,28 @@ class BadImage(Exception):
 def refusal(reason: object) -> UserError:
     """What stops a command that skips no bad image. reason: the BadImage, or its text."""
     return UserError(f"{reason}; remove the file, or use --data.on-bad-image skip")
+
+
+def is_image_name(name: str) -> bool:
+    """Whether a file's name, without its folders, is that of an image; not of hidden ones."""
+    return name[:1] != "." and name.lower().endswith(EXTENSIONS)
+
+
+def kinds_passed_over(names: Iterable[str]) -> Counter[str]:
+    """Kinds of the files that are no images, by extension; hidden files are not counted.
+
+    names: without their folders.
+    """
+    others = (name for name in names if name[:1] != "." and not is_image_name(name))
+    return Counter(Path(name).suffix.lower() or "without extension" for name in others)
+
+
+def describe_passed_over(kinds: Counter[str]) -> str:
+    """ "6 files passed over: 2 .avif, 4 .txt"; empty without any."""
+    if not kinds.total():
+        return ""
+    named = listed((f"{count:,} {kind}" for kind, count in kinds.most_common()), most=4)
+    return f"{kinds.total():,} files passed over: {named}"
 
 
 @dataclass(frozen=True)

@@ -112,6 +112,7 @@ class LatentCache:
     """
 
     kind = "moments"
+    notes = ()
 
     def __init__(
         self,

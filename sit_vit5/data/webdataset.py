@@ -11,7 +11,8 @@ import io
 import re
 import tarfile
 from array import array
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
@@ -21,9 +22,9 @@ import numpy as np
 from PIL import Image
 
 from sit_vit5.data.image_source import ImageSource, number_classes
-from sit_vit5.data.images import EXTENSIONS, BadImage, read_rgb
+from sit_vit5.data.images import EXTENSIONS, BadImage, describe_passed_over, read_rgb
 from sit_vit5.distributed import launch_rank
-from sit_vit5.errors import UserError
+from sit_vit5.errors import UserError, listed
 from sit_vit5.files import check_readable
 from sit_vit5.progress import progress_bar
 
@@ -41,26 +42,39 @@ class Member:
     offset: int
     size: int
 
+    @property
+    def name(self) -> str:
+        """As in the tar, its extension in lower case."""
+        return self.key + self.extension
+
 
 class Index:
     """Numbers and one text, not objects: a million samples take some 60 MB.
 
     Of image i: the number of its tar, offset and size of its bytes, its label (-1: none), the end
-    of its name in `names`.
+    of its name in `names`. passed_over: kinds of the members that are neither image nor label.
     """
 
     def __init__(self) -> None:
         self.tars, self.offsets, self.sizes = array("q"), array("q"), array("q")
         self.labels, self.name_ends = array("q"), array("q")
         self.names = bytearray()
+        self.passed_over: Counter[str] = Counter()
+        self.first_passed_over = ""
 
     def add(self, tar: int, image: Member, label: int) -> None:
         self.tars.append(tar)
         self.offsets.append(image.offset)
         self.sizes.append(image.size)
         self.labels.append(label)
-        self.names += f"{image.key}{image.extension}".encode("utf-8", "surrogateescape")
+        self.names += image.name.encode("utf-8", "surrogateescape")
         self.name_ends.append(len(self.names))
+
+    def pass_over(self, member: Member) -> None:
+        self.first_passed_over = self.first_passed_over or member.name
+        kind = member.extension or "without extension"
+        # Of 0001.v2.png too there would be a kind per member.
+        self.passed_over[f".*.{kind.rpartition('.')[2]}" if kind.count(".") > 1 else kind] += 1
 
     def name(self, place: int) -> str:
         start = self.name_ends[place - 1] if place else 0
@@ -78,7 +92,7 @@ class TarShards(ImageSource):
         self.tars = find_tars(Path(path))
         self.index = read_index(self.tars, labelled=not unconditional)
         if not len(self.index.sizes):
-            raise UserError(f"{path} holds no image (looked for {', '.join(EXTENSIONS)})")
+            raise UserError(_no_image(path, self.index))
         values, class_names = np.array(self.index.labels), ()
         digest = hashlib.sha256(self.index.names + self.index.sizes.tobytes() + values.tobytes())
         if unconditional:
@@ -94,6 +108,7 @@ class TarShards(ImageSource):
             channels=3,
             image_size=image_size,
             digest=digest.hexdigest(),
+            passed_over=self.index.passed_over,
         )
 
     def picture(self, index: int) -> Image.Image:
@@ -155,23 +170,35 @@ def read_index(tars: list[Path], *, labelled: bool) -> Index:
     )
     with bar:
         for number, (tar, size) in enumerate(zip(tars, sizes, strict=True)):
-            for image, label in samples(tar, labelled=labelled):
+            for image, label in samples(tar, labelled=labelled, pass_over=index.pass_over):
                 index.add(number, image, label)
                 bar.update((done + image.offset) // MEGABYTE - bar.n)
             done += size
     return index
 
 
-def samples(tar: Path, *, labelled: bool) -> Iterator[tuple[Member, int]]:
-    """The images of a tar in their order, and their labels, -1 if they are not wanted."""
-    wanted = (*EXTENSIONS, LABEL) if labelled else EXTENSIONS
+def samples(
+    tar: Path, *, labelled: bool, pass_over: Callable[[Member], None]
+) -> Iterator[tuple[Member, int]]:
+    """The images of a tar in their order, and their labels, -1 if they are not wanted.
+
+    pass_over: called with the members that are neither image nor label.
+    """
+    seen: set[int] = set()  # hashes: a million names would take 100 MB
     with tar.open("rb") as file:
-        there = (found for found in members(tar, file) if found.extension in wanted)
+        there = _parts(members(tar, file), labelled=labelled, pass_over=pass_over)
         for key, group in groupby(there, key=lambda found: found.key):
             parts = list(group)
             images = [part for part in parts if part.extension != LABEL]
+            plain = hash(key.removeprefix("./"))
+            if plain in seen:
+                raise UserError(
+                    f"{tar}: {images[0].name if images else key} is there twice (tar --append "
+                    "replaces nothing); write the tar again with one of them"
+                )
+            seen.add(plain)
             if len(images) != 1 or len(parts) != 1 + labelled:
-                names = ", ".join(key + part.extension for part in parts)
+                names = listed(part.name for part in parts)
                 raise UserError(
                     f"{tar}: {names} is no sample; expected one image"
                     f"{f' and one {LABEL} beside it (tar --sort=name)' if labelled else ''}"
@@ -183,14 +210,33 @@ def samples(tar: Path, *, labelled: bool) -> Iterator[tuple[Member, int]]:
             yield images[0], label
 
 
+def _parts(
+    found: Iterator[Member], *, labelled: bool, pass_over: Callable[[Member], None]
+) -> Iterator[Member]:
+    """Images, and labels if they are wanted."""
+    for member in found:
+        if member.extension in EXTENSIONS or (labelled and member.extension == LABEL):
+            yield member
+        elif member.extension != LABEL:
+            pass_over(member)
+
+
+def _no_image(path: str | Path, index: Index) -> str:
+    message = f"{path} holds no image (looked for {', '.join(EXTENSIONS)})"
+    if index.first_passed_over:
+        message += (
+            f"; {describe_passed_over(index.passed_over)}, such as {index.first_passed_over}: the "
+            "kind of a member is what follows the first dot of its name"
+        )
+    return message
+
+
 def read_label(tar: Path, file: BinaryIO, member: Member) -> int:
     """The whole number in a `.cls` member."""
     file.seek(member.offset)
     text = file.read(min(member.size, 32))
     if not re.fullmatch(rb"\s*\d{1,18}\s*", text):
-        raise UserError(
-            f"{tar}: {member.key}{member.extension} holds {text!r}; expected a whole number"
-        )
+        raise UserError(f"{tar}: {member.name} holds {text!r}; expected a whole number")
     return int(text)
 
 

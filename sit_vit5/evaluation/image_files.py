@@ -13,8 +13,8 @@ from typing import BinaryIO, TypeVar
 
 import numpy as np
 
-from sit_vit5.data.folder import is_image_name, list_images
-from sit_vit5.data.images import EXTENSIONS, BadImage, read_header, read_rgb
+from sit_vit5.data.folder import list_images
+from sit_vit5.data.images import EXTENSIONS, BadImage, is_image_name, read_header, read_rgb
 from sit_vit5.errors import UserError
 from sit_vit5.metrics.image_sets import ImageSet
 from sit_vit5.progress import progress_bar

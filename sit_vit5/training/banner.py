@@ -37,6 +37,7 @@ def banner(trainer: Trainer) -> list[str]:
         f"run: {trainer.run_folder}, from step {trainer.step} to {config.steps}",
         f"model: {title(config.model, config.backbone)}, {parameters:,} parameters, input {shape}",
         f"data: {len(source):,} images, {classes}",
+        *source.notes,
         f"batch: {plan.micro_batch_size} per forward pass x {plan.processes} processes x "
         f"{plan.accumulation} accumulation steps = {config.batch_size} images per step, "
         f"{math.ceil(len(source) / config.batch_size):,} steps per epoch",

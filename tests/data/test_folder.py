@@ -51,7 +51,34 @@ def test_formats_that_start_other_programs_are_not_opened(tmp_path):
         read_rgb(tmp_path / "a.png")
 
 
-@pytest.mark.parametrize("kind", ["BMP", "GIF", "JPEG", "MPO", "PNG", "PPM", "TIFF", "WEBP"])
+KINDS = ["AVIF", "BMP", "GIF", "JPEG", "JPEG2000", "MPO", "PNG", "PPM", "QOI", "TIFF", "WEBP"]
+
+
+@pytest.mark.parametrize("extension", [".avif", ".jfif", ".JPE", ".jp2", ".j2k", ".pgm", ".qoi"])
+def test_every_kind_that_pillow_reads_is_taken(extension, tmp_path):
+    (tmp_path / "a").mkdir()
+    mode = "L" if extension == ".pgm" else "RGB"
+    kind = "JPEG" if extension in (".jfif", ".JPE") else None
+    Image.new(mode, (16, 16), 200).save(tmp_path / "a" / f"a{extension}", kind)
+    source = ImageFolder(tmp_path, 8)
+    assert len(source) == 1 and not source.notes and source.load(0)[0].shape == (8, 8, 3)
+
+
+def test_files_passed_over_are_counted_by_kind(image_folder):
+    for name in ("cat/a.heic", "cat/b.heic", "dog/c.png~", "dog/x/README", "list.TXT", "dog/.a"):
+        (image_folder / name).parent.mkdir(exist_ok=True)
+        (image_folder / name).write_bytes(b"")
+    note = "note: 5 files passed over: 2 .heic, 1 .txt, 1 .png~, 1 without extension"
+    for unconditional in (False, True):
+        (found,) = ImageFolder(image_folder, 8, unconditional=unconditional).notes
+        assert sorted(found.split()) == sorted(note.split()) or found == note
+    for file in (image_folder / "cat").glob("*.png"):
+        file.unlink()
+    with pytest.raises(UserError, match="cat holds no image .*; 2 files passed over: 2 .heic; rem"):
+        ImageFolder(image_folder, 8)
+
+
+@pytest.mark.parametrize("kind", KINDS)
 def test_every_format_is_known_by_its_content(kind, tmp_path):
     Image.fromarray(pixels()[0]).save(tmp_path / "a.png", kind)
     assert read_rgb(tmp_path / "a.png").size == (16, 20)
@@ -76,6 +103,36 @@ def test_a_root_one_level_too_high_is_refused(parts, tmp_path):
         ImageFolder(tmp_path, 8)
     assert ImageFolder(inner, 8).class_names == ("cat", "dog")
     assert len(ImageFolder(tmp_path, 8, unconditional=True)) == 2 * len(parts)
+
+
+@pytest.mark.parametrize("held_out", ["val", "Testing", "ILSVRC2012_img_val", "val2017"])
+@pytest.mark.parametrize("more", [(), ("unlabeled",), ("annotations",)])
+def test_a_flat_part_beside_train_is_no_class(tmp_path, held_out, more):
+    """ImageNet's validation images come without sub-folders."""
+    for name in ("train/cat", "train/dog", held_out, *more):
+        (tmp_path / name).mkdir(parents=True)
+        if name != "annotations":
+            Image.new("RGB", (8, 8)).save(tmp_path / name / "a.png")
+    with pytest.raises(UserError, match=f"did you mean --data.path {tmp_path / 'train'}"):
+        ImageFolder(tmp_path, 8)
+
+
+@pytest.mark.parametrize("names", [("train", "car/red"), ("train/2024", "bus"), ("train", "test")])
+def test_classes_may_be_called_train(tmp_path, names):
+    for name in names:
+        (tmp_path / name).mkdir(parents=True)
+        Image.new("RGB", (8, 8)).save(tmp_path / name / "a.png")
+    assert len(ImageFolder(tmp_path, 8).class_names) == 2
+
+
+def test_a_run_folder_is_no_data(tmp_path):
+    (tmp_path / "checkpoints").mkdir()
+    (tmp_path / "samples").mkdir()
+    Image.new("RGB", (8, 8)).save(tmp_path / "samples" / "step_1.png")
+    (tmp_path / "config.yaml").write_text("")
+    for unconditional in (False, True):
+        with pytest.raises(UserError, match="is the folder of a training run"):
+            ImageFolder(tmp_path, 8, unconditional=unconditional)
 
 
 def test_images_may_lie_at_any_depth_below_their_class(tmp_path):

@@ -135,3 +135,20 @@ def test_a_broken_parquet_file_is_one_line(tmp_path, own_cache, caplog):
     with pytest.raises(UserError, match="a.parquet cannot be loaded"):
         open_hugging_face(str(tmp_path / "a.parquet"), 8)
     assert not caplog.records
+
+
+@pytest.mark.parametrize("empty", [None, float("nan"), ""])
+def test_an_empty_label_is_named_by_row_and_column(tmp_path, empty):
+    import datasets
+
+    kind = {None: datasets.ClassLabel(names=["a", "b"]), "": datasets.Value("string")}
+    features = datasets.Features(
+        {"image": datasets.Image(), "label": kind.get(empty, datasets.Value("float32"))}
+    )
+    good = "a" if empty == "" else 1
+    coded = [{"bytes": png(image), "path": None} for image in pixels()]
+    labels = [good] * 7 + [empty] + [good] * 4
+    table = datasets.Dataset.from_dict({"image": coded, "label": labels}, features=features)
+    table.save_to_disk(tmp_path)
+    with pytest.raises(UserError, match="row 7 of column label of .* is empty; correct it, or"):
+        open_hugging_face(str(tmp_path), 8, label_column="label")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import io
 import os
+import re
 import tarfile
 
 import pytest
@@ -158,3 +159,37 @@ def test_class_names_that_are_not_utf8_are_refused(tmp_path, coded):
     (tmp_path / "classes.txt").write_bytes(coded)
     with pytest.raises(UserError, match="classes.txt is not UTF-8 text; save it as UTF-8"):
         TarShards(tmp_path, 8)
+
+
+def test_a_name_twice_in_one_tar_is_refused(tmp_path):
+    """`tar --append` to correct a label leaves both."""
+    first = {"./1.png": CAT, "./1.cls": b"0", "2.png": CAT, "2.cls": b"1"}
+    tar = write_tar(tmp_path / "a.tar", first)
+    with tarfile.open(tar, "a") as archive:
+        for name, content in (("1.png", CAT), ("1.cls", b"1")):
+            info = tarfile.TarInfo(name)
+            info.size = len(content)
+            archive.addfile(info, io.BytesIO(content))
+    for unconditional in (False, True):
+        with pytest.raises(UserError, match="a.tar: 1.png is there twice .* write the tar again"):
+            TarShards(tar, 8, unconditional=unconditional)
+    (tmp_path / "more").mkdir()
+    for name in ("b", "c"):  # the same names in other tars are other images
+        write_tar(tmp_path / "more" / f"{name}.tar", {"1.png": CAT, "1.cls": b"0"})
+    assert len(TarShards(tmp_path / "more", 8)) == 2
+
+
+def test_dotted_names_show_what_the_kind_is(tmp_path):
+    names = {f"v1.0/img.{n:04d}.png": CAT for n in range(3)}
+    tar = write_tar(tmp_path / "a.tar", names)
+    message = "3 files passed over: 3 .*.png, such as v1.0/img.0000.png: the kind of a member is"
+    with pytest.raises(UserError, match=re.escape(message)):
+        TarShards(tar, 8, unconditional=True)
+
+
+def test_members_passed_over_are_counted(tmp_path):
+    sample = {"1.png": CAT, "1.json": b"", "1.txt": b"", "1.seg.png": CAT, "1.cls": b"0"}
+    tar = write_tar(tmp_path / "a.tar", sample | {"2.png": CAT, "2.json": b"", "2.cls": b"0"})
+    for unconditional in (False, True):
+        (note,) = TarShards(tar, 8, unconditional=unconditional).notes
+        assert note == "note: 4 files passed over: 2 .json, 1 .txt, 1 .*.png"

@@ -29,7 +29,7 @@ def main(argv: list[str]) -> None:
     from sit_vit5.data.inspect.images import inspect_images
 
     source = open_data(options.data)
-    print(*describe_classes(source), sep="\n")
+    print(*describe_classes(source), *source.notes, sep="\n")
     look = inspect_images if source.kind == "images" else inspect_cache
     look(source, options)
 
