@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 # 16 snapshots of widths 0.05 and 0.1 each reach 0.03 to 0.25 within it, 4 of each 0.04 to 0.14.
 POOR_MATCH = 0.1
+GRID = [number / 100 for number in range(1, 29)]
 
 
 def main(argv: list[str]) -> None:
@@ -41,7 +42,7 @@ def main(argv: list[str]) -> None:
     step = choose_step(list(stored), options.step, up_to=checkpoint.state.step, folder=folder)
     stored = {profile: path for profile, path in stored.items() if profile.step <= step}
     found = combine(list(stored), Profile(step, options.width))
-    report(options.width, step, len(stored), found.residual)
+    report(options.width, step, list(stored), found.residual)
     parts = dict(zip(stored.values(), found.coefficients, strict=True))
     weights = weighted_sum(parts, checkpoint.folder / MODEL_FILE, checkpoint.config.backbone.recipe)
     import_checkpoint(
@@ -71,13 +72,17 @@ def choose_step(stored: list[Profile], step: int | None, *, up_to: int, folder: 
     return steps[-1] if step is None else step
 
 
-def report(width: float, step: int, count: int, residual: float) -> None:
-    """Says how well the snapshots match the width, and warns where they do not."""
+def report(width: float, step: int, stored: list[Profile], residual: float) -> None:
+    """Prints how well the snapshots match the width; if badly, the widths that they reach."""
+    count = len(stored)
     print(f"width {width} at step {step}: profile matched to {residual:.2%} by {count} snapshots")
     if residual > POOR_MATCH:
+        matches = {other: combine(stored, Profile(step, other)).residual for other in GRID}
+        reached = [other for other, match in matches.items() if match <= POOR_MATCH]
+        choice = f"{reached[0]} to {reached[-1]}" if reached else "one nearer to the run's widths"
         warn(
             f"{count} snapshots cannot represent width {width} (mismatch above {POOR_MATCH:.0%}); "
-            "choose one nearer to the run's widths, or a later step"
+            f"choose {choice}, or a later step"
         )
 
 

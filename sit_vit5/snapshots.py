@@ -14,6 +14,7 @@ import torch
 from safetensors import safe_open
 from torch import Tensor
 
+from sit_vit5.config.training import NARROWEST, WIDEST
 from sit_vit5.errors import UserError
 from sit_vit5.files import replacing
 from sit_vit5.models.state_dict import check_tensors, fold_gammas
@@ -47,11 +48,13 @@ def write_snapshots(run: Path, step: int, averages: dict[float, dict[str, Tensor
 
 
 def find_snapshots(run: Path) -> dict[Profile, Path]:
-    """The snapshots of a run, by step."""
+    """The snapshots of a run, by step; files whose names no snapshot has are ignored."""
     found = {}
     for path in (run / SNAPSHOTS).glob("step_*.safetensors"):
-        if match := _FILE.fullmatch(path.name):
-            found[Profile(int(match[1]), float(match[2]))] = path
+        match = _FILE.fullmatch(path.name)
+        profile = Profile(int(match[1]), float(match[2])) if match else None
+        if profile and profile.step > 0 and NARROWEST <= profile.width < WIDEST:
+            found[profile] = path
     return dict(sorted(found.items(), key=lambda item: (item[0].step, item[0].width)))
 
 

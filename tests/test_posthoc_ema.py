@@ -20,7 +20,7 @@ from sit_vit5.data import build_source
 from sit_vit5.disk import run_disk
 from sit_vit5.errors import UserError
 from sit_vit5.power_average import Profile
-from sit_vit5.snapshots import DTYPE, find_snapshots
+from sit_vit5.snapshots import DTYPE, find_snapshots, write_snapshots
 from sit_vit5.training.banner import banner
 from sit_vit5.training.trainer import Trainer
 
@@ -145,7 +145,9 @@ def test_a_stored_width_is_its_snapshot_to_the_bit(run, tmp_path):
 def test_a_width_out_of_reach_is_made_with_a_warning(run, tmp_path, capsys):
     argv = ("--run", run, "--step", 4, "--width")
     run_here(COMMAND, *argv, 0.25, "--to", tmp_path / "far")
-    assert "warning: 2 snapshots cannot represent width 0.25" in capsys.readouterr().err
+    warning = capsys.readouterr().err
+    assert "warning: 2 snapshots cannot represent width 0.25" in warning
+    assert "choose 0.04 to 0.12, or" in warning
     run_here(COMMAND, *argv, 0.08, "--to", tmp_path / "near")
     assert capsys.readouterr().err == ""
 
@@ -154,6 +156,40 @@ def test_snapshots_after_the_checkpoint_are_left_alone(run, tmp_path, capsys):
     checkpoint = run / "checkpoints" / "step_0000030"
     run_here(COMMAND, "--run", checkpoint, "--width", 0.08, "--to", tmp_path / "made")
     assert "at step 28: " in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "step_0000008_width_0.0",
+        "step_0000008_width_0.999",
+        "step_0000000_width_0.05",
+        "x_width_0.05",
+    ],
+)
+def test_names_that_no_snapshot_has_are_ignored(run, name):
+    stored = find_snapshots(run)
+    shutil.copy(stored[Profile(8, 0.05)], run / "ema_snapshots" / f"{name}.safetensors")
+    assert find_snapshots(run) == stored
+
+
+def test_a_snapshot_beyond_half_precision_is_kept_in_fp32(tmp_path):
+    large = {"a": torch.tensor([1e6, 1.0]), "b": torch.tensor([1.0])}
+    write_snapshots(tmp_path, 1, {0.05: large})
+    stored = load_file(find_snapshots(tmp_path)[Profile(1, 0.05)])
+    assert torch.equal(stored["a"], large["a"]) and stored["b"].dtype == DTYPE
+
+
+def of_integers(run: Path) -> None:
+    path = find_snapshots(run)[Profile(24, 0.05)]
+    save_file({name: tensor.long() for name, tensor in load_file(path).items()}, path)
+
+
+def not_finite(run: Path) -> None:
+    path = find_snapshots(run)[Profile(24, 0.05)]
+    weights = load_file(path)
+    weights["final.bias"][0] = float("inf")
+    save_file(weights, path)
 
 
 def without_snapshots(run: Path) -> None:
@@ -176,10 +212,13 @@ def of_another_model(run: Path) -> None:
     ("break_it", "argv", "message"),
     [
         (lambda run: None, ["--step", 41], "step 41 has no snapshot .*; nearest: 36, 40, 42"),
-        (lambda run: None, ["--width", 0.3], "width 0.3 must lie between 0 and 0.289"),
+        (lambda run: None, ["--width", 1e-300], "width 1e-300 must lie between 0.0001 and 0.289"),
+        (lambda run: None, ["--width", 0.3], "width 0.3 must lie between 0.0001 and 0.289"),
         (without_snapshots, [], "holds no snapshot up to step 42; train with --ema.widths"),
         (cut_short, [], "step_0000024_width_0.05.safetensors cannot be read: .*; remove it"),
         (of_another_model, [], "step_0000024_width_0.05.safetensors do not fit the model: 1 miss"),
+        (of_integers, [], "_0.05.safetensors cannot be used: .* is int64, not float16 or float32"),
+        (not_finite, [], "_0.05.safetensors cannot be used: final.bias is not finite; remove it"),
         (lambda run: shutil.rmtree(run), [], "does not exist"),
     ],
 )
@@ -198,8 +237,11 @@ def test_what_cannot_be_made_is_one_line_and_no_folder(run, tmp_path, break_it, 
     [
         (EmaConfig(widths=(0.1,)), "ema.widths .* need each other"),
         (EmaConfig(snapshot_every=5), "ema.snapshot_every 5 need each other"),
-        (EmaConfig(widths=(0.3,), snapshot_every=5), "ema.widths 0.3 must lie between 0 and 0.289"),
-        (EmaConfig(widths=(0.0,), snapshot_every=5), "ema.widths 0.0 must lie between"),
+        (
+            EmaConfig(widths=(0.3,), snapshot_every=5),
+            "ema.widths 0.3 must lie between 0.0001 and 0.289",
+        ),
+        (EmaConfig(widths=(0.0,), snapshot_every=5), "ema.widths 0.0 must be above 0"),
         (EmaConfig(decays=()), "ema.decays"),
     ],
 )
