@@ -21,6 +21,7 @@ def main(argv: list[str]) -> None:
     processes = join_processes()
     loaded = load(options, processes.device, default_scale=2.0)
     wanted = find_classes(options.classes, loaded.class_names)
+    out = picture_path(options.out, loaded, name="grid")
     grid = sample_grid(
         {title(loaded, options.weights): loaded.generator},
         classes=wanted if options.classes else wanted[:10],
@@ -29,7 +30,6 @@ def main(argv: list[str]) -> None:
         batch_size=options.batch_size,
         progress=True,
     )
-    out = picture_path(options.out, loaded, name="grid")
     if processes.is_main:
         save_image(out, grid)
         print(out)

@@ -16,6 +16,7 @@ def main(argv: list[str]) -> None:
 
     processes = join_processes()
     loaded = load(options, processes.device, default_scale=2.0)
+    out = pictures.picture_path(options.out, loaded, name="interpolation")
     labels, names = pictures.rows(options.classes, loaded.class_names)
     to_label = None
     if options.to_class is not None:
@@ -30,7 +31,6 @@ def main(argv: list[str]) -> None:
         batch_size=options.batch_size,
         progress=True,
     )
-    out = pictures.picture_path(options.out, loaded, name="interpolation")
     positions = interpolation.position_names(options.seeds, options.frames)
     shown = images, names, positions, pictures.title(loaded, options.weights)
     if not processes.is_main:

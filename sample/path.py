@@ -17,6 +17,7 @@ def main(argv: list[str]) -> None:
 
     processes = join_processes()
     loaded = load(options, processes.device, default_scale=2.0)
+    out = pictures.picture_path(options.out, loaded, name="path")
     labels, names = pictures.rows(options.classes, loaded.class_names)
     labels = [label for label in labels for _ in range(options.images)]
     if len(labels) > options.batch_size:
@@ -25,7 +26,6 @@ def main(argv: list[str]) -> None:
             "classes or images, or raise batch_size"
         )
     path = denoising_path(loaded.generator, range(len(labels)), labels, frames=options.frames)
-    out = pictures.picture_path(options.out, loaded, name="path")
     title = pictures.title(loaded, options.weights)
     if not processes.is_main:
         return

@@ -29,6 +29,7 @@ from sit_vit5.data.loader import from_uint8
 from sit_vit5.distributed import Processes, gather
 from sit_vit5.errors import UserError
 from sit_vit5.evaluation.inputs import BUILT_IN
+from sit_vit5.memory import memory_errors
 from sit_vit5.progress import progress_bar
 from sit_vit5.run_folder import SAMPLES, run_of, step_name
 from sit_vit5.sampling.generator import Generator
@@ -143,7 +144,10 @@ def measure(options: LikelihoodConfig, processes: Processes) -> dict:
             items = [load_item(source, index) for index in group]
             images = np.stack([image for image, _ in items])
             labels = [model_label(label, source, loaded, options) for _, label in items]
-            nats, evaluations = image_log_likelihood(loaded.generator, images, labels, group, draws)
+            with memory_errors("lower --batch-size or --probes"):
+                nats, evaluations = image_log_likelihood(
+                    loaded.generator, images, labels, group, draws
+                )
             found += zip(group, labels, nats.tolist(), [evaluations] * len(group), strict=True)
             bar.update(min(len(group) * processes.count, bar.total - bar.n))
     places = {index: place for place, index in enumerate(indices)}

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 import numpy as np
 
 from sit_vit5.errors import UserError
+from sit_vit5.memory import memory_errors
 from sit_vit5.metrics.extractors import POOL, Extractor
 from sit_vit5.metrics.statistics import Moments, Statistics
 from sit_vit5.progress import progress_bar
@@ -61,7 +62,10 @@ def feature_batches(
 ) -> Iterator[dict[str, np.ndarray]]:
     """Each output of each batch. Refuses an empty set and features that are not finite."""
     empty = True
-    with progress_bar(total, unit="image", title=title, shown=shown) as bar:
+    with (
+        progress_bar(total, unit="image", title=title, shown=shown) as bar,
+        memory_errors("lower --batch-size"),
+    ):
         for images in batches:
             found = extractor(images, outputs)
             if not all(np.isfinite(rows).all() for rows in found.values()):

@@ -19,6 +19,7 @@ from sit_vit5.config import ADAPTIVE_METHODS, GenerateConfig
 from sit_vit5.distributed import Processes, one_word
 from sit_vit5.errors import UserError
 from sit_vit5.files import file_hash, lock
+from sit_vit5.memory import memory_errors
 from sit_vit5.progress import progress_bar
 from sit_vit5.run_folder import ARCHIVE, SAMPLES, run_of, step_name
 from sit_vit5.sampling.generator import choose_labels, find_classes
@@ -98,7 +99,8 @@ def _fill(
     bar.total -= options.num_samples - sum(map(len, missing))
     for group in mine:
         padded = range(group.start, group.start + options.batch_size)
-        images = loaded.generator(padded, _labels(padded, options, classes))
+        with memory_errors("lower --batch-size"):
+            images = loaded.generator(padded, _labels(padded, options, classes))
         pixels = images.pixels.numpy()[: len(group)]
         samples.write(group, pixels, images.evaluations, images.passes)
         bar.set_postfix(evaluations=images.evaluations, passes=images.passes, refresh=False)

@@ -11,7 +11,7 @@ from torch import Tensor
 from sit_vit5 import rng
 from sit_vit5.codecs import Codec, to_uint8
 from sit_vit5.config import ADAPTIVE_METHODS, SDE_METHODS, SdeConfig
-from sit_vit5.errors import UserError
+from sit_vit5.errors import UserError, brief, listed
 from sit_vit5.flow.intervals import sampling_interval
 from sit_vit5.flow.predictions import Flow
 from sit_vit5.models.denoiser import Denoiser, check_labels
@@ -201,11 +201,12 @@ def find_classes(wanted: Sequence[str], class_names: Sequence[str]) -> list[int]
     for text in wanted:
         if text in class_names:
             labels.append(list(class_names).index(text))
-        elif text.isdecimal() and int(text) < len(class_names) and not numbered:
+        elif not numbered and text.isdecimal() and len(text) < 10 and int(text) < len(class_names):
             labels.append(int(text))
         else:
+            what = "class name" if numbered else "class name or number"
             raise UserError(
-                f"class {text!r} is no class name{'' if numbered else ' or number'}; "
-                f"classes: {', '.join(class_names[:12])}{', ...' if len(class_names) > 12 else ''}"
+                f"class {brief(repr(text), 80)} is no {what}; "
+                f"classes: {listed(class_names, most=12)}"
             )
     return labels or list(range(len(class_names)))

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
+from sit_vit5.memory import check_memory, memory_errors
 from sit_vit5.progress import progress_bar
 from sit_vit5.sampling.generator import Generator
 
@@ -40,15 +41,30 @@ def make_images(
     generators: dict[str, Generator], labels: Sequence[int], *, batch_size: int, progress: bool
 ) -> dict[str, np.ndarray]:
     """Image i of labels[i] from every generator, uint8 (len(labels), H, W, C)."""
+    _check_size(generators, len(labels))
     blocks: dict[str, list[np.ndarray]] = {title: [] for title in generators}
     jobs = [(title, s) for title in generators for s in range(0, len(labels), batch_size)]
     with progress_bar(len(jobs), unit="batch", shown=progress) as bar:
         for title, start in jobs:
             part = labels[start : start + batch_size]
-            images = generators[title](range(start, start + len(part)), part)
+            with memory_errors("lower --batch-size"):
+                images = generators[title](range(start, start + len(part)), part)
             blocks[title].append(images.pixels.numpy())
             bar.update()
     return {title: np.concatenate(parts) for title, parts in blocks.items()}
+
+
+def _check_size(generators: dict[str, Generator], count: int) -> None:
+    """Refuses more images than the memory holds, as arrays and on the canvas."""
+    need = 0
+    for generator in generators.values():
+        model = generator.model
+        height, width, channels = generator.codec.image_shape(
+            (model.in_channels, *model.input_size)
+        )
+        zoom = max(1, -(-TILE // min(height, width)))
+        need += count * height * width * (channels + 3 * zoom**2)
+    check_memory(need, f"{count:,} images", use="ask for fewer classes, columns or frames")
 
 
 def draw_grid(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import count
 
 import numpy as np
 import torch
@@ -36,17 +37,22 @@ def denoising_path(
 
     The expected data cost an evaluation each. The last moment is the image, and so is its data.
     """
-    steps = generator.settings.steps
-    if steps is not None and frames is not None:  # an adaptive method's are known afterwards
-        _check_frames(frames, steps + 1, "more steps")
+    steps, wanted = generator.settings.steps, None
+    if steps is not None:  # an adaptive method's are known afterwards
+        wanted = _evenly(frames, steps + 1, "more steps")
     device = next(generator.model.parameters()).device
     field, _ = generator.field(torch.tensor(labels, device=device))
-    seen: list[tuple[float, Tensor]] = []
+    numbers, seen = count(), {}
+
+    def observe(x_t: Tensor, t: float) -> None:
+        number = next(numbers)
+        if wanted is None or number in wanted:
+            seen[number] = (t, x_t)
+
     noise = generator.noise("sample", indices).to(device)
-    generator.solve(field, noise, indices, observe=lambda x_t, t: seen.append((t, x_t)))
-    frames = min(DEFAULT_FRAMES, len(seen)) if frames is None else frames
-    _check_frames(frames, len(seen), "smaller tolerances")
-    *chosen, (end, latents) = (seen[round(i)] for i in np.linspace(0, len(seen) - 1, frames))
+    generator.solve(field, noise, indices, observe=observe)
+    wanted = wanted or _evenly(frames, len(seen), "smaller tolerances")
+    *chosen, (end, latents) = (seen[number] for number in wanted)
     path = [
         Moment(t, *(generator.pixels(x).numpy() for x in (x_t, field.data(x_t, t))))
         for t, x_t in chosen
@@ -55,11 +61,15 @@ def denoising_path(
     return [*path, Moment(end, images, images)]
 
 
-def _check_frames(frames: int, states: int, remedy: str) -> None:
-    if frames > states:
+def _evenly(frames: int | None, states: int, remedy: str) -> list[int]:
+    """Numbers of the states to show."""
+    if frames is None:
+        frames = min(DEFAULT_FRAMES, states)
+    elif frames > states:
         raise UserError(
             f"frames {frames} must be at most {states}, the noise and one per step; or use {remedy}"
         )
+    return [round(number) for number in np.linspace(0, states - 1, frames)]
 
 
 def draw_path_strip(path: Sequence[Moment], names: Sequence[str], title: str) -> Image.Image:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from dataclasses import replace
 from itertools import pairwise
 
@@ -17,7 +18,7 @@ from sit_vit5.config import ADAPTIVE_METHODS, SDE_METHODS, SdeConfig
 from sit_vit5.errors import UserError
 from sit_vit5.flow.predictions import Flow
 from sit_vit5.sampling.generator import Generator, Settings
-from sit_vit5.sampling.grid import TILE
+from sit_vit5.sampling.grid import TILE, sample_grid
 from sit_vit5.sampling.guidance import Guidance
 from sit_vit5.sampling.interpolation import (
     BetweenSeeds,
@@ -122,6 +123,37 @@ def test_more_frames_than_states_are_refused():
         denoising_path(generator(), [0], [0], frames=6)
     with pytest.raises(UserError, match=r"frames 999 must be at most \d+.*smaller tolerances"):
         denoising_path(generator(method="bosh3", **STEPLESS), [0], [0], frames=999)
+
+
+def test_a_path_keeps_the_states_that_it_shows(monkeypatch):
+    made, alive = generator(method="euler", steps=50), []
+    solve = Generator.solve
+
+    def counting(self, field, noise, indices, *, observe):
+        def watch(x_t, t):
+            alive.append(weakref.ref(x_t))
+            observe(x_t, t)
+
+        return solve(self, field, noise, indices, observe=watch)
+
+    pixels = Generator.pixels
+    kept = []
+
+    def decoding(self, latents):
+        kept.append(sum(state() is not None for state in alive))
+        return pixels(self, latents)
+
+    monkeypatch.setattr(Generator, "solve", counting)
+    monkeypatch.setattr(Generator, "pixels", decoding)
+    assert len(denoising_path(made, [0], [0], frames=3)) == 3
+    assert len(alive) == 51 and kept[0] == 3
+
+
+def test_more_images_than_fit_into_memory_are_refused(monkeypatch):
+    monkeypatch.setattr("sit_vit5.memory.free_memory", lambda: 10**6)
+    names = [str(label) for label in range(1000)]
+    with pytest.raises(UserError, match="1,000,000 images take .* GB .*; ask for fewer classes"):
+        sample_grid({"a": generator()}, classes=range(1000), class_names=names, columns=1000)
 
 
 def shades(count: int, channels: int) -> np.ndarray:

@@ -225,7 +225,7 @@ def test_classes_are_found_by_name_first_and_by_number():
         find_classes(["1"], ("5", "7", "0"))  # all names are numbers: a number is a name
     with pytest.raises(UserError, match="unconditional"):
         find_classes(["1"], ())
-    for wrong in ("bird", "3", "-1"):
+    for wrong in ("bird", "3", "-1", "9" * 5000, "\u00b2"):
         with pytest.raises(UserError, match="is no class name or number; classes: cat, 1, dog"):
             find_classes([wrong], names)
 
