@@ -17,6 +17,7 @@ from flow_checks import (
 )
 from metric_checks import adm_metrics
 from safetensors.torch import load_file
+from trajectory_checks import trajectory
 
 from sit_vit5 import presets
 from sit_vit5.data.images import center_crop, read_rgb
@@ -258,4 +259,5 @@ CHECKS = {
     "samplers_sit": samplers_sit,
     "adm_metrics": adm_metrics,
     "param_counts": param_counts,
+    "trajectory_*": trajectory,
 }
