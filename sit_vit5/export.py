@@ -112,7 +112,7 @@ With `sit_vit5` installed:
 ```python
 from sit_vit5.pipeline import SiTPipeline
 
-pipe = SiTPipeline.from_pretrained({options.to!r})  # this folder
+pipe = SiTPipeline.from_pretrained(".")  # the path of this folder, or its id on the Hub
 pipe({_example_call(checkpoint)}).images[0].save("sample.png")
 ```
 

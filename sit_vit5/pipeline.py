@@ -6,7 +6,10 @@ same weights, labels, seed and settings: it is made by the same `Generator`.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 from diffusers import (
@@ -22,14 +25,18 @@ from torch import Tensor
 from sit_vit5.codecs.autoencoder import AutoencoderCodec
 from sit_vit5.codecs.identity import IdentityCodec
 from sit_vit5.config import GuidanceConfig, ObjectiveConfig, SamplerConfig, SdeConfig
-from sit_vit5.errors import UserError, choose
+from sit_vit5.errors import UserError, choose, listed
 from sit_vit5.fields import check_values
+from sit_vit5.files import parse_json, read_json
 from sit_vit5.flow.predictions import Flow
 from sit_vit5.models.denoiser import check_labels
-from sit_vit5.models.diffusers_model import ViT5SiT
+from sit_vit5.models.diffusers_model import REMEDY, ViT5SiT
 from sit_vit5.precision import set_precision, tf32_off
 from sit_vit5.sampling.generator import Generator, find_classes
 from sit_vit5.sampling.load import check_reference, resolve
+from sit_vit5.tensors import read_diffusers
+
+INDEX_FILE = "model_index.json"
 
 
 def to_pil(pixels: Tensor) -> list[Image.Image]:
@@ -46,6 +53,24 @@ OUTPUT_TYPES: dict[str, Callable[[Tensor], object]] = {
 }
 
 
+@dataclass(frozen=True)
+class _Settings:
+    """The values in `model_index.json` that are no components."""
+
+    id2label: dict[str, str] | None = None
+    interpolant: str = "linear"
+    prediction: str = "velocity"
+    shift: float = 1.0
+    class_dropout: float = 0.1
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Index(_Settings):
+    """`model_index.json`."""
+
+    transformer: tuple[str, str]
+
+
 class SiTPipeline(DiffusionPipeline):
     """Images of classes by a flow-matching transformer.
 
@@ -55,6 +80,7 @@ class SiTPipeline(DiffusionPipeline):
     """
 
     _optional_components = ["vae"]  # noqa: RUF012 (diffusers adds it to a list)
+    model_cpu_offload_seq = "transformer->vae"
 
     def __init__(
         self,
@@ -67,23 +93,31 @@ class SiTPipeline(DiffusionPipeline):
         class_dropout: float = 0.1,
     ):
         super().__init__()
+        if not isinstance(transformer, ViT5SiT):
+            raise UserError(f"the transformer is a {type(transformer).__name__}, not a ViT5SiT")
+        given = {
+            "id2label": id2label,
+            "interpolant": interpolant,
+            "prediction": prediction,
+            "shift": shift,
+            "class_dropout": class_dropout,
+        }
+        settings = parse_json(json.dumps(given), _Settings, source=INDEX_FILE, remedy=REMEDY)
         count = transformer.num_classes
-        # JSON's keys are texts.
-        names = {int(label): name for label, name in (id2label or {}).items()}
-        names = names or {label: str(label) for label in range(count)}
-        if sorted(names) != list(range(count)):
+        names = settings.id2label or {str(label): str(label) for label in range(count)}
+        if names.keys() != {str(label) for label in range(count)}:
             raise UserError(f"id2label must name the labels 0..{count - 1} of the transformer")
         if vae is not None and vae.config.latent_channels != transformer.in_channels:
             raise UserError(
                 f"the vae has {vae.config.latent_channels} latent channels, the transformer "
                 f"{transformer.in_channels}"
             )
-        self.class_names = tuple(names[label] for label in range(count))
+        self.class_names = tuple(names[str(label)] for label in range(count))
         self.objective = ObjectiveConfig(
-            interpolant=interpolant,
-            prediction=prediction,
-            shift=shift,
-            class_dropout=class_dropout,
+            interpolant=settings.interpolant,
+            prediction=settings.prediction,
+            shift=settings.shift,
+            class_dropout=settings.class_dropout,
         )
         check_values(self.objective)
         self.register_modules(transformer=transformer, vae=vae)
@@ -94,6 +128,21 @@ class SiTPipeline(DiffusionPipeline):
             shift=shift,
             class_dropout=class_dropout,
         )
+
+    @classmethod
+    def from_pretrained(cls, source: str | Path, **options: object) -> SiTPipeline:
+        """As diffusers' own; the files of a local folder are checked first."""
+        folder, weights = Path(source), {}
+        if folder.is_dir():
+            read_json(folder / INDEX_FILE, _Index, remedy=REMEDY)
+            weights = read_diffusers(folder / "vae", remedy=REMEDY)
+        pipeline = super().from_pretrained(source, **options)
+        own = {} if pipeline.vae is None else pipeline.vae.state_dict()
+        if weights.keys() < own.keys():  # diffusers leaves the others random
+            raise UserError(
+                f"{folder / 'vae'} lacks {listed(own.keys() - weights.keys(), most=3)}; {REMEDY}"
+            )
+        return pipeline
 
     def get_label_ids(self, class_labels: str | int | Sequence[str | int]) -> list[int]:
         """Labels of classes given by name, by one of the comma-separated names, or by number."""
@@ -121,6 +170,7 @@ class SiTPipeline(DiffusionPipeline):
         guidance_reference: SiTPipeline | None = None,
         method: str = "heun",
         steps: int | None = None,
+        num_inference_steps: int | None = None,
         atol: float | None = None,
         rtol: float | None = None,
         shift: float | None = None,
@@ -138,11 +188,14 @@ class SiTPipeline(DiffusionPipeline):
         """Images of the classes; options as in `SamplerConfig`, whose defaults hold.
 
         num_images: of each label, or of an unconditional model in all. guidance_reference: a worse
-        model (autoguidance). seed: image i is a function of (seed, i); generator: the seed is drawn
-        from it. latents: noise (N, C, h, w) to start from. output_type: pil, np or pt (0 to 1), or
-        latent.
+        model (autoguidance). num_inference_steps: diffusers' name of steps. seed: image i is a
+        function of (seed, i); generator: the seed is drawn from it. latents: noise (N, C, h, w) to
+        start from. output_type: pil, np or pt (0 to 1), or latent.
         """
         choose("output_type", output_type, OUTPUT_TYPES)
+        if None not in (steps, num_inference_steps):
+            raise UserError("steps and num_inference_steps are the same; give one of them")
+        steps = num_inference_steps if steps is None else steps
         guidance = GuidanceConfig(
             guidance_scale, guidance_channels, guidance_interval, guidance_interval_unit,
             guidance_schedule, guidance_reference and guidance_reference.source,
@@ -159,6 +212,7 @@ class SiTPipeline(DiffusionPipeline):
             draw = self._generator(options, guidance_reference)
             decode = output_type != "latent"
             images = self._draw(draw, labels, noise, batch_size=batch_size, decode=decode)
+        self.maybe_free_model_hooks()
         images = OUTPUT_TYPES[output_type](images)
         return ImagePipelineOutput(images=images) if return_dict else (images,)
 
@@ -195,6 +249,7 @@ class SiTPipeline(DiffusionPipeline):
     def _generator(self, options: SamplerConfig, reference: SiTPipeline | None) -> Generator:
         """What draws: the networks with the options resolved."""
         for pipeline in (self, *([reference] if reference else [])):
+            _bring(pipeline.transformer)
             if pipeline.transformer.dtype != torch.float32:
                 raise UserError(
                     f"the transformer is in {pipeline.transformer.dtype}; load it in fp32 and use "
@@ -265,6 +320,15 @@ class SiTPipeline(DiffusionPipeline):
         if tuple(latents.shape) != shape:
             raise UserError(f"latents {tuple(latents.shape)} must have the shape {shape}")
         return latents.float()
+
+
+def _bring(model: ViT5SiT) -> None:
+    """Moves a network that `enable_model_cpu_offload` keeps on the CPU to its device.
+
+    Its hook would do so at the first call, when the noise is on the CPU already.
+    """
+    if hasattr(model, "_hf_hook"):
+        model._hf_hook.pre_forward(model)
 
 
 def _seed(seed: int | None, generator: torch.Generator | None) -> int:

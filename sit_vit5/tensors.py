@@ -41,6 +41,17 @@ def read_shapes(path: Path, *, remedy: str) -> dict[str, Tensor]:
         raise UserError(damaged(path, _reason(error), remedy)) from None
 
 
+def read_diffusers(folder: Path, *, remedy: str) -> dict[str, Tensor]:
+    """The weights in a model's folder of diffusers, checked by `check_values`.
+
+    Empty if it has no safetensors file of the usual name, such as one of half precision alone.
+    """
+    whole = folder / "diffusion_pytorch_model.safetensors"
+    parts = sorted(folder.glob("diffusion_pytorch_model-*-of-*.safetensors"))
+    files = [whole] if whole.exists() else parts
+    return {k: t for file in files for k, t in read_tensors(file, remedy=remedy).items()}
+
+
 def read_weights(path: Path, *, remedy: str) -> object:
     """The content of a weights file: tensors by name, or a training checkpoint's nested values.
 
@@ -116,7 +127,7 @@ def _odd(tensor: object, dtypes: Collection[torch.dtype]) -> str:
     if tensor.is_meta:
         return "without numbers (a meta tensor)"
     if tensor.dtype not in dtypes:
-        return f"{_name(tensor.dtype)}, not {' or '.join(map(_name, dtypes))}"
+        return f"{_name(tensor.dtype)}, not {', '.join(map(_name, dtypes))}"
     # A view that repeats its numbers may claim any size.
     if tensor.numel() * tensor.element_size() > tensor.untyped_storage().nbytes():
         return "a view that repeats its numbers"
@@ -137,5 +148,7 @@ def _reason(error: Exception) -> str:
     if "TorchScript" in text:
         return "it is a TorchScript program, not weights"
     if isinstance(error, (SafetensorError, OSError)) or "memory" in text:
-        return re.sub(r"^(Error while \w+: )?(I/O error: )?| \(os error \d+\)$", "", brief(error))
+        return re.sub(
+            r"^(Error while [\w ]+: )?(I/O error: )?| \(os error \d+\)$", "", brief(error)
+        )
     return "it is no torch file, or damaged"

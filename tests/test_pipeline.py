@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 import runpy
+import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from accelerate import cpu_offload_with_hook
 from autoencoders import random_autoencoder
 from diffusers import DiffusionPipeline
 from helpers import ROOT, command_environment
 from PIL import Image
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 from sit_vit5 import export
 from sit_vit5.checkpoint import State, import_checkpoint, open_checkpoint
@@ -311,6 +315,92 @@ def test_models_refuse_what_they_cannot_do(unconditional, tmp_path, tiny_vae):
     assert SiTPipeline(transformer).class_names == ("0", "1")
 
 
+def edited(file: str, **changes: object) -> Callable[[Path], None]:
+    def edit(folder: Path) -> None:
+        facts = json.loads((folder / file).read_text()) | changes
+        (folder / file).write_text(json.dumps({k: v for k, v in facts.items() if v != "GONE"}))
+
+    return edit
+
+
+def reweighted(change: Callable[[dict], object]) -> Callable[[Path], None]:
+    def edit(folder: Path) -> None:
+        weights = load_file(folder / WEIGHTS)
+        change(weights)
+        save_file(weights, folder / WEIGHTS)
+
+    return edit
+
+
+INDEX, CARD = "model_index.json", "transformer/config.json"
+WEIGHTS = "transformer/diffusion_pytorch_model.safetensors"
+DAMAGES = {
+    "id2label: Input should be an object": edited(INDEX, id2label=["a"] * 4),
+    "id2label.0: Input should be a valid string": edited(INDEX, id2label={"0": 1}),
+    "id2label must name the labels 0..3": edited(INDEX, id2label={"a": "b"}),
+    "shift: Input should be a valid number": edited(INDEX, shift="x"),
+    "class_dropout: Input should be": edited(INDEX, class_dropout=None),
+    "prediction: Input should be": edited(INDEX, prediction=["velocity"]),
+    "transformer: Field required": edited(INDEX, transformer="GONE"),
+    "transformer is a UNet2DModel": edited(INDEX, transformer=["diffusers", "UNet2DModel"]),
+    "model_index.json cannot be read: maximum rec": lambda f: (f / INDEX).write_text("[" * 10**5),
+    "config.json cannot be read: Input should be": lambda f: (f / CARD).write_text("[]"),
+    "in_channels: Input should be greater": edited(CARD, in_channels=-1),
+    "input_size: Input should be a valid array": edited(CARD, input_size=10**9),
+    "num_classes: Input should be a valid int": edited(CARD, num_classes=None),
+    "out_channels: Input should be greater": edited(CARD, out_channels=-1),
+    "timesteps: Input should be a valid int": edited(CARD, timesteps="x"),
+    "backbone: Input should be an object": edited(CARD, backbone="GONE"),
+    "1 missing (final.bias)": reweighted(lambda weights: weights.pop("final.bias")),
+    "1 unexpected (x)": reweighted(lambda weights: weights.update(x=torch.ones(1))),
+    "final.bias is not finite": reweighted(lambda weights: weights["final.bias"].fill_(math.nan)),
+    "final.bias is bool": reweighted(lambda w: w.update({"final.bias": w["final.bias"].bool()})),
+    "it is a pointer of Git LFS": lambda f: (f / WEIGHTS).write_text("version https://git-lfs"),
+}
+
+
+@pytest.mark.parametrize("message", DAMAGES)
+@pytest.mark.filterwarnings("ignore")
+def test_a_damaged_folder_is_refused_in_one_line(pipe, tmp_path, message):
+    folder = tmp_path / "folder"
+    shutil.copytree(pipe.source, folder)
+    DAMAGES[message](folder)
+    with pytest.raises(UserError) as error:
+        SiTPipeline.from_pretrained(folder)
+    assert message in str(error.value) and "\n" not in str(error.value)
+
+
+def test_a_vae_without_a_tensor_is_not_left_random(tmp_path, tiny_vae):
+    folder = exported(write_checkpoint(tmp_path / "a", vae=tiny_vae))
+    file = folder / "vae" / "diffusion_pytorch_model.safetensors"
+    weights = load_file(file)
+    del weights["decoder.conv_out.bias"]
+    save_file(weights, file)
+    with pytest.raises(UserError, match="vae lacks decoder.conv_out.bias; export"):
+        SiTPipeline.from_pretrained(folder)
+
+
+def test_steps_have_diffusers_name_too(pipe):
+    drawn = pixels(pipe, "dog", num_inference_steps=3)
+    assert np.array_equal(drawn, pixels(pipe, "dog", steps=3))
+    assert not np.array_equal(drawn, pixels(pipe, "dog", steps=2))
+    with pytest.raises(UserError, match="give one of them"):
+        pipe("dog", steps=3, num_inference_steps=3)
+
+
+def test_an_offloaded_network_is_moved_before_the_noise(tmp_path):
+    """As `enable_model_cpu_offload`, which needs an accelerator, prepares the networks."""
+    pipeline = quiet(exported(write_checkpoint(tmp_path / "checkpoint")))
+    before = pixels(pipeline, "dog", steps=2)
+    assert pipeline.model_cpu_offload_seq == "transformer->vae"
+    _, hook = cpu_offload_with_hook(pipeline.transformer, "cpu")
+    moved = []
+    pre_forward = hook.hook.pre_forward
+    hook.hook.pre_forward = lambda *a, **k: moved.append(len(a)) or pre_forward(*a, **k)
+    assert np.array_equal(pixels(pipeline, "dog", steps=2), before)
+    assert moved[0] == 1  # before the first call, whose hook sees its arguments too
+
+
 def test_an_imported_dit_is_exported_whole(tmp_path, tiny_vae):
     objective = ObjectiveConfig(interpolant="vp", prediction="noise")
     dit = write_checkpoint(tmp_path / "dit", vae=tiny_vae, objective=objective, timesteps=1000)
@@ -347,7 +437,9 @@ def test_imagenets_ids_get_their_words():
 
 def test_the_cards_snippet_runs_and_diffusers_own_class_finds_the_pipeline(checkpoint, tmp_path):
     folder = exported(checkpoint)
+    assert str(folder.parent) not in (folder / "README.md").read_text()
     (snippet,) = re.findall(r"```python\n(.*?)```", (folder / "README.md").read_text(), re.DOTALL)
+    snippet = snippet.replace('"."', repr(str(folder)))
     code = (
         f"{snippet}\n"
         "from diffusers import DiffusionPipeline\n"

@@ -217,7 +217,7 @@ def of_another_model(run: Path) -> None:
         (without_snapshots, [], "holds no snapshot up to step 42; train with --ema.widths"),
         (cut_short, [], "step_0000024_width_0.05.safetensors cannot be read: .*; remove it"),
         (of_another_model, [], "step_0000024_width_0.05.safetensors do not fit the model: 1 miss"),
-        (of_integers, [], "_0.05.safetensors cannot be used: .* is int64, not float16 or float32"),
+        (of_integers, [], "_0.05.safetensors cannot be used: .* is int64, not float16, float32"),
         (not_finite, [], "_0.05.safetensors cannot be used: final.bias is not finite; remove it"),
         (lambda run: shutil.rmtree(run), [], "does not exist"),
     ],

@@ -85,7 +85,7 @@ def test_programs_are_refused_without_advice_to_run_them(tmp_path):
 @pytest.mark.parametrize(
     ("tensor", "reason"),
     [
-        (torch.ones(2, dtype=torch.bool), "is bool, not float32 or"),
+        (torch.ones(2, dtype=torch.bool), "is bool, not float32, float16"),
         (torch.ones(2, dtype=torch.int64), "is int64, not"),
         (torch.ones(2, dtype=torch.complex64), "is complex64, not"),
         (torch.ones(2).to(torch.float8_e4m3fn), "is float8_e4m3fn, not"),
