@@ -7,9 +7,10 @@ skipped, whatever the number of processes, workers or accumulation steps.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from itertools import islice
 from typing import Protocol
 
 import numpy as np
@@ -19,7 +20,7 @@ from torch import Tensor
 from sit_vit5 import rng
 from sit_vit5.data import Source
 from sit_vit5.data.images import BadImage, refusal
-from sit_vit5.data.workers import read_ahead
+from sit_vit5.data.workers import PATIENCE, read_ahead
 from sit_vit5.distributed import BatchPlan
 from sit_vit5.errors import UserError
 
@@ -98,13 +99,23 @@ class StepLoader:
             return self._latents(indices, mirrored, step, places)
         return self._images(indices, mirrored)
 
-    def steps(self, first_step: int) -> Iterator[list[Batch]]:
-        """The micro-batches of first_step, first_step + 1, ... without end, read ahead."""
-        keys = _keys(first_step, self.plan.accumulation)
-        stream = read_ahead(self, keys, workers=self.workers)
+    def steps(
+        self,
+        first_step: int,
+        *,
+        patience: float = PATIENCE,
+        stopped: Callable[[], bool] = lambda: False,
+    ) -> Iterator[list[Batch]]:
+        """The micro-batches of first_step, first_step + 1, ... without end, read ahead.
+
+        patience, in seconds, and stopped: as in `read_ahead`.
+        """
+        count = self.plan.accumulation
+        keys = _keys(first_step, count)
+        stream = read_ahead(self, keys, workers=self.workers, patience=patience, stopped=stopped)
         try:
-            while True:
-                yield [next(stream) for _ in range(self.plan.accumulation)]
+            while len(batches := list(islice(stream, count))) == count:
+                yield batches
         finally:
             stream.close()
 

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import errno
 import multiprocessing
+import os
+import tempfile
 import time
 from itertools import islice
+from multiprocessing import process
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
 from sit_vit5.data.folder import ImageFolder
-from sit_vit5.data.loader import StepLoader
+from sit_vit5.data.loader import Batch, StepLoader
 from sit_vit5.distributed import BatchPlan
 from sit_vit5.errors import UserError
 
@@ -150,3 +155,98 @@ def test_a_killed_worker_gets_one_line_and_a_bug_keeps_its_traceback():
     with pytest.raises(RuntimeError, match="size|shape") as error:
         next(broken.steps(0))
     assert not isinstance(error.value, UserError)
+
+
+class Stuck(Numbers):
+    """A source on a disk that does not answer."""
+
+    def load(self, index: int, *, mirror: bool = False):
+        time.sleep(1000)
+
+
+class Failing(Numbers):
+    """A source on a disk that fails in one way."""
+
+    def __init__(self, error: Exception):
+        super().__init__(10)
+        self.error = error
+
+    def load(self, index: int, *, mirror: bool = False):
+        raise self.error
+
+
+def test_a_disk_that_does_not_answer_ends_the_wait(monkeypatch):
+    monkeypatch.setattr("sit_vit5.data.workers.POLL", 0.1)
+    stream = StepLoader(Stuck(10), BatchPlan(4), seed=0, workers=2).steps(0, patience=0.3)
+    with pytest.raises(UserError, match="no data for 0.005 minutes: the loader processes hang"):
+        next(stream)
+    wait_for_no_children()
+
+
+def test_a_signal_ends_the_wait_for_a_stuck_disk(monkeypatch):
+    monkeypatch.setattr("sit_vit5.data.workers.POLL", 0.1)
+    asked = iter([False, False, True])
+    stream = StepLoader(Stuck(10), BatchPlan(4), seed=0, workers=2).steps(
+        0, stopped=lambda: next(asked)
+    )
+    assert next(stream, "the end") == "the end"
+    wait_for_no_children()
+
+
+def wait_for_no_children() -> None:
+    for child in multiprocessing.active_children():
+        child.join(timeout=30)
+    assert not multiprocessing.active_children()
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize(
+    ("error", "message"),
+    [
+        (OSError(errno.EIO, "Input/output error"), "the data cannot be read: .*Input/output error"),
+        (OSError(errno.EMFILE, "Too many"), "too many open files; use fewer --data.workers"),
+        (MemoryError(), "no memory for a batch"),
+    ],
+)
+def test_a_failure_of_the_system_is_one_line(workers, error, message):
+    stream = StepLoader(Failing(error), BatchPlan(4), seed=0, workers=workers).steps(0)
+    with pytest.raises(UserError, match=message):
+        next(stream)
+
+
+@pytest.mark.skipif(os.name == "nt", reason="Windows has no socket files")
+def test_a_long_temporary_folder_reaches_the_workers(tmp_path, monkeypatch):
+    this = process.current_process()
+    fresh = {key: value for key, value in this._config.items() if key != "tempdir"}
+    monkeypatch.setattr(this, "_config", dict(fresh))
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / ("x" * 100)))
+    Path(tempfile.tempdir).mkdir()
+    plain = [shown(batch) for (batch,) in islice(loader().steps(0), 3)]
+    assert [shown(batch) for (batch,) in islice(loader(workers=1).steps(0), 3)] == plain
+    assert len(tempfile.gettempdir()) > 100
+    monkeypatch.setattr(this, "_config", dict(fresh))
+    monkeypatch.setattr("sit_vit5.data.workers.SHORT_FOLDERS", ())
+    with pytest.raises(UserError, match="is too long for the loader processes' sockets; set TMPDI"):
+        next(loader(workers=1).steps(0))
+
+
+def test_more_workers_than_open_files_are_refused():
+    resource = pytest.importorskip("resource")
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (60, hard))
+    try:
+        with pytest.raises(UserError, match="too many open files; use fewer --data.workers"):
+            next(loader(workers=16).steps(0))
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert not multiprocessing.active_children()
+
+
+def test_an_item_that_cannot_be_sent_ends_its_worker(monkeypatch, capfd):
+    def unsendable(self) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Batch, "__reduce__", unsendable)
+    with pytest.raises(UserError, match="a loader process died: "):
+        next(loader(workers=1).steps(0))
+    assert "a loader process cannot send: [Errno 28] No space left" in capfd.readouterr().err
