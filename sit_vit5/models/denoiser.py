@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+
 import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
@@ -22,6 +24,23 @@ from sit_vit5.precision import at_least_fp32, no_autocast
 from sit_vit5.presets import Backbone
 
 
+class Head(nn.Module):
+    """adaLN norm and a zero-initialised linear layer from tokens to a prediction."""
+
+    def __init__(self, backbone: Backbone, out_channels: int):
+        super().__init__()
+        self.norm = TOKEN_NORMS[backbone.recipe.norm](backbone.width, affine=False)
+        self.modulation = Modulation(backbone.width, 2)
+        self.linear = Linear(backbone.width, backbone.patch_size**2 * out_channels)
+        for linear in (self.modulation.linear, self.linear):
+            nn.init.zeros_(linear.weight)
+            nn.init.zeros_(linear.bias)
+
+    def forward(self, x: Tensor, c: Tensor) -> Tensor:
+        """x: (B, N, D); c: conditioning (B, D). Gives (B, N, p * p * C)."""
+        return _output(x, c, self.norm, self.modulation, self.linear)
+
+
 class Denoiser(nn.Module):
     """Prediction at (x_t, t, labels) by a transformer after `backbone`.
 
@@ -30,6 +49,7 @@ class Denoiser(nn.Module):
     out_channels: in_channels if None; an official DiT predicts twice as many (noise and variance).
     timesteps: 0, or how many diffusion steps an official DiT knows: it reads t as their number,
     timesteps * (1 - t) - 1, from timesteps - 1 at t = 0 down to 0.
+    heads: further predictions, each from the tokens after a block (1 to depth), by name.
     recompute: set it to keep only the blocks' inputs for the backward pass.
     """
 
@@ -44,6 +64,7 @@ class Denoiser(nn.Module):
         num_classes: int,
         out_channels: int | None = None,
         timesteps: int = 0,
+        heads: Mapping[str, int] | None = None,
     ):
         super().__init__()
         if num_classes < 0 or in_channels < 1:
@@ -67,19 +88,35 @@ class Denoiser(nn.Module):
         self.final_norm = TOKEN_NORMS[recipe.norm](width, affine=False)
         self.final_modulation = Modulation(width, 2)
         self.final = Linear(width, backbone.patch_size**2 * self.out_channels)
+        self.head_blocks = dict(heads or {})
+        for name, block in self.head_blocks.items():
+            if not 1 <= block <= backbone.depth:
+                raise UserError(f"head {name} reads block {block} of 1 to {backbone.depth}")
         self.rope = RopeTables(backbone)
         self.reset_parameters()
+        if self.head_blocks:  # last: they leave the other initial weights as they are
+            self.heads = nn.ModuleDict(
+                {name: Head(backbone, self.out_channels) for name in self.head_blocks}
+            )
 
     @property
     def null_label(self) -> int | None:
         """Label of "no class"; None for an unconditional model."""
         return self.num_classes or None
 
-    def forward(self, x_t: Tensor, t: Tensor, labels: Tensor | None = None) -> Tensor:
-        """Prediction (B, out_channels, h, w) in fp32.
+    def forward(
+        self,
+        x_t: Tensor,
+        t: Tensor,
+        labels: Tensor | None = None,
+        taps: Sequence[int | str] = (),
+    ) -> Tensor | tuple[Tensor, dict[int | str, Tensor]]:
+        """Prediction (B, out_channels, h, w) in fp32; with taps, also a dict of what they name.
 
         x_t: (B, C, h, w), h and w divisible by the patch; t: (B,) in [0, 1]; labels: (B,) in
         0..num_classes, the last being the null label; not read by an unconditional model.
+        taps: numbers of blocks (1 to depth), which give their patch tokens (B, N, D), and names of
+        heads, which give their predictions.
         """
         grid = self.backbone.grid(x_t.shape[-2:])
         patches = grid[0] * grid[1]
@@ -92,12 +129,25 @@ class Denoiser(nn.Module):
             t = self.timesteps * (1 - t) - 1
         c = self.conditioning(t, labels)  # (B, D)
         rope = self.rope(grid, x.device)
-        for block in self.blocks:
+        tokens: dict[int, Tensor] = {}
+        wanted = {self.head_blocks.get(tap, tap) for tap in taps}
+        for number, block in enumerate(self.blocks, start=1):
             x = self._run(block, x, c, rope)
-        shift, scale = self.final_modulation(c)
-        # fp32: the output layer costs nothing, and bf16 would round every prediction to 8 bits.
-        with no_autocast(x.device):
-            x = self.final(self.final_norm(x[:, :patches].float(), shift, scale))
+            if number in wanted:
+                tokens[number] = x[:, :patches]
+        x = _output(x[:, :patches], c, self.final_norm, self.final_modulation, self.final)
+        prediction = unpatchify(x, grid, self.backbone.patch_size)
+        if not taps:
+            return prediction
+        return prediction, {tap: self._tapped(tap, tokens, c, grid) for tap in taps}
+
+    def _tapped(
+        self, tap: int | str, tokens: dict[int, Tensor], c: Tensor, grid: tuple[int, int]
+    ) -> Tensor:
+        """The tokens after a block, or the prediction of a head."""
+        if not isinstance(tap, str):
+            return tokens[tap]
+        x = self.heads[tap](tokens[self.head_blocks[tap]], c)
         return unpatchify(x, grid, self.backbone.patch_size)
 
     def _run(self, block: Block, x: Tensor, c: Tensor, rope: Tensor | None) -> Tensor:
@@ -146,6 +196,16 @@ class Denoiser(nn.Module):
         for linear in [modulation.linear for modulation in zeroed] + [self.final]:
             nn.init.zeros_(linear.weight)
             nn.init.zeros_(linear.bias)
+
+
+def _output(
+    x: Tensor, c: Tensor, norm: nn.Module, modulation: Modulation, linear: Linear
+) -> Tensor:
+    """Tokens (B, N, D) to the pixels of their patches, (B, N, p * p * C)."""
+    shift, scale = modulation(c)
+    # fp32: the output layer costs nothing, and bf16 would round every prediction to 8 bits.
+    with no_autocast(x.device):
+        return linear(norm(x.float(), shift, scale))
 
 
 def check_labels(labels: Tensor | list[int], num_classes: int) -> None:

@@ -15,7 +15,15 @@ from sit_vit5.presets import Backbone
 from sit_vit5.recipes import Recipe
 
 
-def tiny(recipe: str | Recipe = "ViT5", *, num_classes=3, in_channels=2, size=(8, 8), **changes):
+def tiny(
+    recipe: str | Recipe = "ViT5",
+    *,
+    num_classes=3,
+    in_channels=2,
+    size=(8, 8),
+    heads=None,
+    **changes,
+):
     recipe = presets.RECIPES[recipe] if isinstance(recipe, str) else recipe
     backbone = Backbone(width=32, depth=2, heads=2, patch_size=2, recipe=recipe)
     torch.manual_seed(0)
@@ -24,6 +32,7 @@ def tiny(recipe: str | Recipe = "ViT5", *, num_classes=3, in_channels=2, size=(8
         in_channels=in_channels,
         input_size=size,
         num_classes=num_classes,
+        heads=heads,
     )
 
 
@@ -274,3 +283,46 @@ def test_recomputing_keeps_less_and_gives_the_same_gradients():
     inputs_only, again = kept_tensors_and_gradients(recompute=True)
     assert inputs_only < 0.5 * everything
     assert all(torch.equal(*pair) for pair in zip(gradients, again, strict=True))
+
+
+def test_taps_are_the_patch_tokens_after_a_block():
+    model = randomise(tiny())
+    seen = []
+    model.blocks[0].register_forward_hook(lambda module, args, output: seen.append(output))
+    prediction, taps = model(*inputs(model), taps=(1, 2))
+    assert torch.equal(prediction, model(*inputs(model)))
+    assert torch.equal(taps[1], seen[0][:, :16])  # 4 x 4 patches; registers follow them
+    assert taps[2].shape == (3, 16, 32)
+
+
+def test_taps_under_activation_checkpointing_equal_the_plain_ones():
+    model = randomise(tiny())
+    plain = model(*inputs(model), taps=(1,))
+    model.recompute = True
+    kept = model(*inputs(model), taps=(1,))
+    torch.testing.assert_close(plain, kept)
+    plain[1][1].square().mean().backward()
+    expected = [p.grad.clone() for p in model.blocks[0].parameters()]
+    model.zero_grad()
+    kept[1][1].square().mean().backward()
+    torch.testing.assert_close([p.grad for p in model.blocks[0].parameters()], expected)
+
+
+def test_a_head_predicts_from_the_tokens_after_its_block():
+    model, plain = tiny(heads={"internal": 1}), tiny()
+    added = model.state_dict().keys() - plain.state_dict().keys()
+    assert {name.split(".")[1] for name in added} == {"internal"}
+    for name, weight in plain.state_dict().items():  # heads change no other initial weight
+        assert torch.equal(model.state_dict()[name], weight)
+    randomise(model)
+    prediction, taps = model(*inputs(model), taps=("internal",))
+    assert taps["internal"].shape == prediction.shape
+    assert not torch.equal(taps["internal"], prediction)
+    taps["internal"].square().mean().backward()
+    assert all(p.grad is None for p in model.blocks[1].parameters())
+    assert all(p.grad.abs().max() > 0 for p in model.heads.parameters())
+
+
+def test_a_head_on_a_block_that_is_not_there_is_refused():
+    with pytest.raises(UserError, match="head internal reads block 3 of 1 to 2"):
+        tiny(heads={"internal": 3})
