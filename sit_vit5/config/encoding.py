@@ -24,6 +24,9 @@ class EncodeConfig:
     """Type of the stored numbers; float16 takes half the disk and rounds to 3 digits."""
     shard_size: Annotated[int, Ge(1), Le(10**7)] = 4096
     """Images per file."""
+    changed: Literal["error", "encode"] = "error"
+    """Images that changed since a begun or finished cache was encoded stop the encoding, or their
+    files are encoded again."""
     data: DataConfig = DataConfig()
     codec: CodecConfig = CodecConfig()
 
@@ -40,7 +43,8 @@ class InspectConfig:
     sample: NumImages = 1000
     """Images that are decoded to look for oddities, drawn at random."""
     verify: bool = False
-    """Decode every image; of a cache, read every number and compare the hashes."""
+    """Decode every image; of a cache, read every number, compare the hashes, and the images that
+    it was encoded from if they are on this machine."""
     data: DataConfig = DataConfig()
     codec: CodecConfig = CodecConfig()
 

@@ -127,6 +127,12 @@ def build_source(data: DataConfig) -> Source | LatentCache:
     return build(data)
 
 
+def same_data(before: dict, now: dict) -> bool:
+    """Whether two identities are of the same data; of an older version there are no contents."""
+    missing = {"contents"} - (before.keys() & now.keys())
+    return all(before.get(key) == now.get(key) for key in (before.keys() | now.keys()) - missing)
+
+
 def detect(path: Path) -> str:
     """The source that a path alone means."""
     if is_cache(path):

@@ -13,12 +13,14 @@ from typing import Annotated
 import numpy as np
 from annotated_types import Ge
 
+from sit_vit5.data.fingerprints import Records, Stored
 from sit_vit5.data.latent_cache import (
     CHANGED,
     INDEX_FILE,
     LABELS_FILE,
     SCHEMA,
     SETTINGS_FILE,
+    Index,
     PerChannel,
     Shard,
     check_shard,
@@ -30,8 +32,17 @@ from sit_vit5.files import check_plain, file_hash, read_json, replacing, sync, w
 
 # What encoding writes beside encoding.json, as patterns.
 BAD_IMAGES = "bad_images.txt"
-OWN_FILES = ("shard_*.bin", "shard_*.bin.partial", "shard_*.json", "shard_*.bad", LABELS_FILE)
-OWN_FILES += (INDEX_FILE, BAD_IMAGES)
+SOURCES = ".sources"  # extension of a shard's fingerprints
+OWN_FILES = (
+    "shard_*.bin",
+    "shard_*.bin.partial",
+    "shard_*.json",
+    "shard_*.bad",
+    f"shard_*{SOURCES}",
+    LABELS_FILE,
+    INDEX_FILE,
+    BAD_IMAGES,
+)
 # Above this share of bad images the data set is broken, not flawed.
 MAX_BAD = 0.01
 _IMAGES_AT_ONCE = 256  # when sums are taken
@@ -50,6 +61,18 @@ class Layout:
     moments_shape: tuple[int, int, int]
     draws_noise: bool
     dtype: str
+
+    @classmethod
+    def of(cls, index: Index) -> Layout:
+        """That of a finished cache."""
+        return cls(
+            count=index.count + index.bad_images,
+            shard_size=index.shard_size,
+            mirrors=index.mirrors,
+            moments_shape=index.moments_shape,
+            draws_noise=index.codec.draws_noise,
+            dtype=index.dtype,
+        )
 
     @property
     def shards(self) -> range:
@@ -96,6 +119,7 @@ class ShardWriter:
             self.facts.unlink(missing_ok=True)  # of a shard that was taken away
         elif not self.facts.exists():  # killed between the two
             os.replace(self.final, self.partial)
+        self.records = Records(folder / f"{name}{SOURCES}")
         self.bad = _read_bad(self.bad_file, layout.indices(number))
         good = [index for index in layout.indices(number) if index not in self.bad]
         self.done = 0
@@ -107,11 +131,16 @@ class ShardWriter:
             self.done = 0
         self.missing = good[self.done :]
 
-    def append(self, moments: np.ndarray, bad: dict[int, str]) -> None:
+    def append(
+        self, moments: np.ndarray, bad: dict[int, str], records: np.ndarray | None = None
+    ) -> None:
         """Adds images (n, mirrors, C, h, w), and the reasons of bad ones among them by index.
 
-        On the disk when it returns. Bad ones first: a kill in between only repeats the good.
+        records: the images' fingerprints (n,). On the disk when it returns. Bad ones and
+        fingerprints first: a kill in between only repeats the good.
         """
+        if records is not None:
+            self.records.append(records, done=self.done)
         if bad:
             self.bad |= bad
             write_json(self.bad_file, self.bad)
@@ -154,6 +183,34 @@ class ShardWriter:
             sums.append([part.sum((0, 1, 3, 4)) for part in (mean, squares)])
         total, squares = np.sum(sums, axis=0)
         return {"sum": total.tolist(), "sum_of_squares": squares.tolist()}
+
+
+def encoded_images(folder: Path, layout: Layout) -> dict[Path, list[int]]:
+    """Indices of the images that are in each begun or finished shard, by its fingerprints."""
+    found = {}
+    for number in layout.shards:
+        name, indices = shard_name(number), layout.indices(number)
+        if (folder / f"{name}.bin").exists() and (folder / f"{name}.json").exists():
+            bad = _read_facts(folder, layout, number).bad
+        else:
+            bad = _read_bad(folder / f"{name}.bad", indices)
+        found[folder / f"{name}{SOURCES}"] = [index for index in indices if index not in bad]
+    return found
+
+
+def changed_line(changed: dict[Path, list[int]], source: Stored) -> str:
+    """How many images changed since they were encoded, in words."""
+    indices = [index for shard in changed.values() for index in shard]
+    return (
+        f"{len(indices):,} of {len(source):,} files changed since they were encoded (such as "
+        f"{source.describe(indices[0])})"
+    )
+
+
+def remove_shard(records: Path) -> None:
+    """Removes a shard, given its fingerprints, so that it is encoded again."""
+    for end in (".json", ".bin", ".bin.partial", ".bad", SOURCES):
+        records.with_suffix(end).unlink(missing_ok=True)
 
 
 def check_folder(folder: Path) -> None:

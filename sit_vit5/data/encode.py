@@ -7,7 +7,7 @@ encoded as it is and mirrored, since a mirrored latent is not the latent of the 
 from __future__ import annotations
 
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -47,10 +47,22 @@ class Job:
     def settings(self) -> dict:
         """What decides the moments: a cache begun with others is refused. Kept in the index."""
         from sit_vit5.codecs.recorded import RecordedCodec
+        from sit_vit5.data.latent_cache import ImageOptions
 
         recorded = RecordedCodec.of(self.codec, self.options.codec.name).record()
+        data = self.options.data
         return {
             "data": self.source.identity,
+            "images": asdict(
+                ImageOptions(
+                    source=data.source,
+                    path=_absolute(data.path),
+                    split=data.split,
+                    image_column=data.image_column,
+                    label_column=data.label_column,
+                    unconditional=data.unconditional,
+                )
+            ),
             "class_names": list(self.source.class_names),
             "image_size": self.options.data.image_size,
             "latent_shape": list(self.codec.latent_shape(self.source.item_shape)),
@@ -60,6 +72,11 @@ class Job:
             "shard_size": self.layout.shard_size,
             "codec": recorded,
         }
+
+
+def _absolute(path: str | None) -> str | None:
+    """A path of this machine from the root; a data set of the hub stays as it is."""
+    return str(Path(path).absolute()) if path is not None and Path(path).exists() else path
 
 
 def main(argv: list[str]) -> None:
@@ -133,6 +150,7 @@ def encode(job: Job, processes: Processes) -> None:
 
 def prepare(job: Job) -> None:
     """Refuses other settings and a full disk; says what will be written."""
+    from sit_vit5.data import same_data
     from sit_vit5.data.cache_writer import bytes_to_write
     from sit_vit5.data.latent_cache import SETTINGS_FILE, Encoding
     from sit_vit5.files import check_same, check_space, read_json, write_json
@@ -143,6 +161,10 @@ def prepare(job: Job) -> None:
         read_json(folder / SETTINGS_FILE, Encoding, remedy=remedy)
         before = read_json(folder / SETTINGS_FILE)
         check_same(folder, compared(before), compared(settings), what="a latent cache")
+        again = encode_changed(job)
+        if not again and not same_data(before["data"], settings["data"]):
+            data = {"data": before["data"]}, {"data": settings["data"]}
+            check_same(folder, *data, what="a latent cache")
     need = bytes_to_write(folder, layout)
     free = check_space(folder, need, f"{layout.count:,} images", use="use --dtype float16")
     print(
@@ -157,9 +179,40 @@ def prepare(job: Job) -> None:
 
 
 def compared(settings: dict) -> dict:
-    """Without what is for people alone: the same weights from elsewhere give the same moments."""
+    """Without what is for people alone: the same weights from elsewhere give the same moments.
+
+    Nor the hashes of the data: the images are compared one by one.
+    """
     codec = {key: value for key, value in settings["codec"].items() if key != "origin"}
-    return settings | {"codec": codec}
+    hashes = ("sha256", "contents")
+    data = {key: value for key, value in settings["data"].items() if key not in hashes}
+    kept = {key: value for key, value in settings.items() if key != "images"}
+    return kept | {"codec": codec, "data": data}
+
+
+def encode_changed(job: Job) -> bool:
+    """Removes the shards of images that changed since they were encoded, if that is wanted.
+
+    Whether there are any; refuses them otherwise.
+    """
+    from sit_vit5.data.cache_writer import changed_line, encoded_images, remove_shard
+    from sit_vit5.data.fingerprints import changed_images
+    from sit_vit5.data.latent_cache import INDEX_FILE
+
+    changed = changed_images(job.source, encoded_images(job.folder, job.layout))
+    if not changed:
+        return False
+    line = changed_line(changed, job.source)
+    if job.options.changed == "error":
+        raise UserError(
+            f"{line}; encode them again with --changed encode, or choose another --out than "
+            f"{job.folder}"
+        )
+    print(f"{line}: their shards are encoded again")
+    (job.folder / INDEX_FILE).unlink(missing_ok=True)
+    for records in changed:
+        remove_shard(records)
+    return True
 
 
 def encode_shards(job: Job, shards: list[int], processes: Processes) -> None:
@@ -176,7 +229,7 @@ def encode_shards(job: Job, shards: list[int], processes: Processes) -> None:
         for start in range(0, len(writer.missing), size)
     ]
     total = sum(len(writer.missing) for writer in writers)
-    stream = visits(job.source, batches, workers=data.workers)
+    stream = visits(job.source, batches, workers=data.workers, fingerprints=True)
     title = f"process 1 of {processes.count}" if processes.count > 1 else ""
     with progress_bar(total, unit="image", title=title, shown=processes.is_main) as bar:
         for writer in writers:
@@ -196,7 +249,7 @@ def append(job: Job, writer: ShardWriter, visit: Visit, processes: Processes) ->
     bad = visit.bad
     if bad and job.options.data.on_bad_image == "error":
         raise refusal(min(bad.values()))
-    writer.append(moments(job, visit, processes), bad)
+    writer.append(moments(job, visit, processes), bad, visit.records)
 
 
 def moments(job: Job, visit: Visit, processes: Processes) -> np.ndarray:

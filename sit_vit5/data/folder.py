@@ -12,7 +12,8 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from sit_vit5.data.image_source import ImageSource, in_order
+from sit_vit5.data.fingerprints import stamp_of
+from sit_vit5.data.image_source import ImageSource, hash_contents, in_order
 from sit_vit5.data.images import (
     EXTENSIONS,
     describe_passed_over,
@@ -23,6 +24,7 @@ from sit_vit5.data.images import (
 from sit_vit5.errors import UserError, listed
 from sit_vit5.run_folder import CHECKPOINTS, CONFIG_FILE
 
+CHEAP_FILES = 10_000  # that are opened to compare their contents
 # Words in the names of parts of a data set, which are no classes.
 TRAINING, HELD_OUT = ("train", "training"), ("val", "valid", "validation", "test", "testing")
 
@@ -51,6 +53,7 @@ class ImageFolder(ImageSource):
             image_size=image_size,
             digest=hashlib.sha256(names).hexdigest(),
             passed_over=listing.passed_over,
+            contents=_contents(self.files),
         )
 
     def picture(self, index: int) -> Image.Image:
@@ -58,6 +61,12 @@ class ImageFolder(ImageSource):
 
     def describe(self, index: int) -> str:
         return str(self.files[index])
+
+    def coded(self, index: int) -> bytes:
+        return _read(self.files[index])
+
+    def stamp(self, index: int) -> int:
+        return stamp_of(self.files[index])
 
 
 @dataclass
@@ -153,6 +162,21 @@ def scan(folder: Path) -> Listing:
 def list_images(folder: Path) -> list[Path]:
     """The image files of `scan`."""
     return scan(folder).files
+
+
+def _contents(files: list[Path]) -> str | None:
+    if len(files) > CHEAP_FILES:
+        return None
+    total = sum(file.stat().st_size for file in files if file.is_file())
+    return hash_contents(map(_read, files), total)
+
+
+def _read(file: Path) -> bytes:
+    """The bytes of a file; of what is no file or cannot be read none."""
+    try:
+        return file.read_bytes() if file.is_file() else b""
+    except OSError:
+        return b""
 
 
 def _leads_back(inner: Path, folder: Path) -> bool:

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 from PIL import Image
 
-from sit_vit5.data.image_source import ImageSource, number_classes
+from sit_vit5.data.fingerprints import short_hash, stamp_of
+from sit_vit5.data.image_source import ImageSource, hash_contents, number_classes
 from sit_vit5.data.images import BadImage, read_rgb
 from sit_vit5.errors import UserError, brief
 from sit_vit5.files import check_readable
@@ -44,13 +45,15 @@ class HuggingFaceImages(ImageSource):
         except Exception as error:  # pyarrow's types
             raise UserError(f"column {image} of {where} holds no images: {error}") from None
         self.rows = coded.with_format(None)
+        lengths = _lengths(self.rows, image)
         super().__init__(
             "huggingface",
             labels=labels,
             class_names=class_names,
             channels=3,
             image_size=image_size,
-            digest=_digest(self.rows, image, labels),
+            digest=_digest(lengths, labels),
+            contents=hash_contents(map(self.coded, range(len(labels))), int(lengths.sum())),
         )
 
     def picture(self, index: int) -> Image.Image:
@@ -60,6 +63,17 @@ class HuggingFaceImages(ImageSource):
         if coded.get("path") is not None:
             return read_rgb(Path(coded["path"]), self.describe(index))
         raise BadImage(self.describe(index), "the row is empty")
+
+    def coded(self, index: int) -> bytes:
+        coded = self.rows[index][self.column] or {}
+        if coded.get("bytes") is not None:
+            return coded["bytes"]
+        path = Path(coded.get("path") or "")
+        return path.read_bytes() if path.is_file() else b""
+
+    def stamp(self, index: int) -> int:
+        tables = [stamp_of(Path(table["filename"])) for table in self.rows.cache_files]
+        return short_hash(index, tables) if tables else 0  # in memory
 
     def describe(self, index: int) -> str:
         return f"row {index} of {self.where}"
@@ -163,11 +177,14 @@ def read_labels(
     return values, tuple(names)
 
 
-def _digest(rows: datasets.Dataset, column: str, labels: np.ndarray) -> str:
-    """Of labels and lengths of the coded images: of the images themselves nothing is read."""
+def _lengths(rows: datasets.Dataset, column: str) -> np.ndarray:
+    """Bytes of the coded images, (N,), -1 where there are none: of the images nothing is read."""
     import pyarrow.compute
 
     coded = rows.with_format("arrow")[:][column]
     lengths = pyarrow.compute.binary_length(pyarrow.compute.struct_field(coded, "bytes"))
-    lengths = lengths.fill_null(-1).to_numpy().astype(np.int64)
+    return lengths.fill_null(-1).to_numpy().astype(np.int64)
+
+
+def _digest(lengths: np.ndarray, labels: np.ndarray) -> str:
     return hashlib.sha256(lengths.tobytes() + labels.tobytes()).hexdigest()

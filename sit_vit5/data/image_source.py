@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterable
@@ -12,11 +13,14 @@ from PIL import Image
 from sit_vit5.data.images import MAX_PIXELS, BadImage, center_crop, describe_passed_over
 from sit_vit5.errors import UserError
 
+CHEAP_BYTES = 256 * 10**6  # of images that are read to compare their contents: half a second
+
 
 class ImageSource(ABC):
     """A `Source` of images cropped after ADM; a subclass finds them, by `picture` and `describe`.
 
     source, digest: what the identity says of the data. labels: integers (N,), 0 without classes.
+    contents: hash of the images' bytes, if digest is not of them; None where there are many.
     passed_over: kinds of the files that are no images. notes: lines for whoever uses the data.
     """
 
@@ -32,6 +36,7 @@ class ImageSource(ABC):
         image_size: int,
         digest: str,
         passed_over: Counter[str] | None = None,
+        contents: str | None = None,
     ):
         self.size, self.item_shape = image_size, (channels, image_size, image_size)
         self.class_names = checked_names(class_names)
@@ -45,10 +50,20 @@ class ImageSource(ABC):
             "image_size": image_size,
             "sha256": digest,
         }
+        if contents is not None:
+            self.identity["contents"] = contents
 
     @abstractmethod
     def picture(self, index: int) -> Image.Image:
         """The whole image, RGB or grey; BadImage if it cannot be decoded."""
+
+    @abstractmethod
+    def coded(self, index: int) -> bytes:
+        """The image as it is stored."""
+
+    @abstractmethod
+    def stamp(self, index: int) -> int:
+        """Changes whenever the stored image does; see `fingerprints`."""
 
     @abstractmethod
     def describe(self, index: int) -> str:
@@ -115,6 +130,22 @@ class ArrayImages(ImageSource):
 
     def describe(self, index: int) -> str:
         return f"image {index} of {self.where}"
+
+    def coded(self, index: int) -> bytes:
+        return np.ascontiguousarray(self.images[index]).tobytes()
+
+    def stamp(self, index: int) -> int:
+        return int(self.identity["sha256"][:15], 16)  # it is of the images
+
+
+def hash_contents(pieces: Iterable[bytes], total: int) -> str | None:
+    """Hash of the images' bytes, `total` of them; None where reading them would take long."""
+    if total > CHEAP_BYTES:
+        return None
+    digest = hashlib.sha256()
+    for piece in pieces:
+        digest.update(hashlib.sha256(piece).digest())
+    return digest.hexdigest()
 
 
 def checked_names(names: Iterable[str]) -> tuple[str, ...]:

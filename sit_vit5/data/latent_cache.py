@@ -3,6 +3,7 @@
 FOLDER/encoding.json      what decides the moments; written first, another encoding is refused
 FOLDER/shard_00000.bin    moments, plain numbers of one type: (images, mirrors, channels, h, w)
 FOLDER/shard_00000.json   its count, SHA-256, sums, the images left out; written after it
+FOLDER/shard_00000.sources  fingerprints of the images that it was encoded from
 FOLDER/labels.npy         int64, one per image
 FOLDER/index.json         everything a reader needs; written last: without it there is no cache
 """
@@ -11,7 +12,7 @@ from __future__ import annotations
 
 import math
 import re
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -68,6 +69,18 @@ class CodecRecord:
 
 
 @dataclass(frozen=True)
+class ImageOptions:
+    """Options that open the encoded images again; path: from the root."""
+
+    source: str | None
+    path: str | None
+    split: str
+    image_column: str | None
+    label_column: str | None
+    unconditional: bool
+
+
+@dataclass(frozen=True)
 class Encoding:
     """encoding.json: what decides the moments.
 
@@ -81,7 +94,9 @@ class Encoding:
     moments_shape: Shape
     mirrors: Literal[1, 2]
     dtype: Literal["float32", "float16"]
+    shard_size: Count
     codec: CodecRecord
+    images: ImageOptions | None = field(default=None, kw_only=True)
 
 
 @dataclass(frozen=True)
@@ -98,6 +113,7 @@ class Index(Encoding):
 
     schema: int
     count: Count
+    bad_images: Annotated[int, Ge(0)]
     labels_sha256: str
     raw_latents: Statistics
     shards: tuple[Shard, ...]
@@ -123,7 +139,7 @@ class LatentCache:
         unconditional: bool = False,
     ):
         self.root = Path(path)
-        index = read_index(self.root)
+        self.index = index = read_index(self.root)
         if image_size not in (None, index.image_size):
             raise UserError(
                 f"latent cache {self.root} was encoded from images of {index.image_size} pixels, "

@@ -21,7 +21,8 @@ from typing import BinaryIO
 import numpy as np
 from PIL import Image
 
-from sit_vit5.data.image_source import ImageSource, number_classes
+from sit_vit5.data.fingerprints import short_hash, stamp_of
+from sit_vit5.data.image_source import ImageSource, hash_contents, number_classes
 from sit_vit5.data.images import EXTENSIONS, BadImage, describe_passed_over, read_rgb
 from sit_vit5.distributed import launch_rank
 from sit_vit5.errors import UserError, listed
@@ -109,18 +110,25 @@ class TarShards(ImageSource):
             image_size=image_size,
             digest=digest.hexdigest(),
             passed_over=self.index.passed_over,
+            contents=hash_contents(map(self.coded, range(len(values))), sum(self.index.sizes)),
         )
 
     def picture(self, index: int) -> Image.Image:
+        return read_rgb(io.BytesIO(self.coded(index)), self.describe(index))
+
+    def coded(self, index: int) -> bytes:
         # Opened each time: with kept handles a thousand shards would pass the limit of open files,
         # and forked processes would share a position.
         try:
             with self.tars[self.index.tars[index]].open("rb") as file:
                 file.seek(self.index.offsets[index])
-                content = file.read(self.index.sizes[index])
+                return file.read(self.index.sizes[index])
         except OSError as error:
             raise BadImage(self.describe(index), str(error)) from None
-        return read_rgb(io.BytesIO(content), self.describe(index))
+
+    def stamp(self, index: int) -> int:
+        place = self.index.offsets[index], self.index.sizes[index]
+        return short_hash(stamp_of(self.tars[self.index.tars[index]]), place)
 
     def describe(self, index: int) -> str:
         return f"{self.index.name(index)} in {self.tars[self.index.tars[index]]}"

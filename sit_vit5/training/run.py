@@ -9,7 +9,7 @@ from sit_vit5.cli import differences, dump_config
 from sit_vit5.codecs import Codec, configured_codec
 from sit_vit5.codecs.recorded import RecordedCodec
 from sit_vit5.config import CodecConfig, TrainConfig
-from sit_vit5.data import Source
+from sit_vit5.data import Source, same_data
 from sit_vit5.data.latent_cache import LatentCache
 from sit_vit5.distributed import launcher_shards
 from sit_vit5.errors import UserError, nearest_multiples
@@ -71,7 +71,10 @@ def check_resume(
             f"--resume found the codec {codec.identity}, the run was trained with "
             f"{resume.state.codec}; give that one with --codec.path"
         )
-    if resume.state.data != source.identity or resume.state.class_names != source.class_names:
+    if (
+        not same_data(resume.state.data, source.identity)
+        or resume.state.class_names != source.class_names
+    ):
         raise UserError(
             f"--resume found other data than the run was trained on: {resume.state.data}, "
             f"now {source.identity}; start a new run with --init-from"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +11,10 @@ import torch
 from sit_vit5.codecs import Codec, local_codec, to_uint8
 from sit_vit5.codecs.normalisation import Normalisation, usual_std
 from sit_vit5.codecs.recorded import RecordedCodec
-from sit_vit5.config import InspectConfig
+from sit_vit5.config import DataConfig, InspectConfig
+from sit_vit5.data import build_source, same_data
+from sit_vit5.data.cache_writer import Layout, changed_line, encoded_images
+from sit_vit5.data.fingerprints import changed_images
 from sit_vit5.data.inspect.classes import draw, picture_rows
 from sit_vit5.data.latent_cache import LatentCache
 from sit_vit5.data.loader import posterior_noise
@@ -30,6 +33,7 @@ def inspect_cache(cache: LatentCache, options: InspectConfig) -> None:
             more = f" (and {len(problems) - 1} more such)" if len(problems) > 1 else ""
             raise UserError(problems[0] + more)
         print(f"verified: {len(cache.shards)} shards are as written, all numbers are finite")
+        print(compare_with_images(cache))
     decoder = local_codec(codec, options.codec)
     if decoder is None:
         given = options.codec.path
@@ -38,6 +42,29 @@ def inspect_cache(cache: LatentCache, options: InspectConfig) -> None:
         return
     rows, chosen = picture_rows(cache)
     draw(rows, decoded(cache, chosen, codec, decoder), Path(options.out))
+
+
+def compare_with_images(cache: LatentCache) -> str:
+    """Whether the images are still those that were encoded, in words; UserError if not."""
+    index, layout = cache.index, Layout.of(cache.index)
+    again = "encode again into another --out"
+    if index.images is None:
+        return "note: which images were encoded is not recorded; they are not compared"
+    path = index.images.path
+    if path is not None and not Path(path).exists():
+        return f"note: {path}, which was encoded, is not on this machine; it is not compared"
+    source = build_source(DataConfig(**asdict(index.images), image_size=index.image_size))
+    if len(source) != layout.count:
+        raise UserError(
+            f"{source.describe(0)} and the others are {len(source):,} images, {layout.count:,} "
+            f"were encoded; {again}"
+        )
+    changed = changed_images(source, encoded_images(cache.root, layout))
+    if changed:
+        raise UserError(f"{changed_line(changed, source)}; run the encoding with --changed encode")
+    if not same_data(index.data, source.identity):
+        raise UserError(f"names or labels of the images changed since they were encoded; {again}")
+    return f"verified: {layout.count:,} images are those that were encoded"
 
 
 def describe_cache(cache: LatentCache, codec: RecordedCodec) -> list[str]:
