@@ -171,6 +171,13 @@ def test_a_checkpoint_of_a_sum_is_resumed_without_gamma(runs, tmp_path, capsys, 
         torch.testing.assert_close(second[name], tensor, atol=2e-3, rtol=2e-3, msg=name)
 
 
+@pytest.mark.parametrize("layer_scale", ["none", "product", "instead"])
+def test_an_exported_network_predicts_the_same(tmp_path, layer_scale):
+    model = network(layer_scale)
+    ViT5SiT.from_denoiser(model).save_pretrained(tmp_path)
+    assert torch.equal(prediction(ViT5SiT.from_pretrained(tmp_path)), prediction(model))
+
+
 @pytest.mark.parametrize("low_cpu_mem_usage", [True, False])
 def test_an_exported_sum_is_read_as_no_gamma(tmp_path, low_cpu_mem_usage):
     model = network("none")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 import torch
@@ -74,6 +75,21 @@ def test_counting_one_block_gives_what_the_whole_model_gives(recipe):
     cost = classifier_cost(backbone, image_size=(8, 12), num_classes=10)
     whole = ViT5Classifier(backbone, image_size=(8, 12), num_classes=10)
     assert (cost.parameters, cost.flops) == counted(whole, torch.zeros(1, 3, 8, 12))
+
+
+def test_gamma_in_the_gates_place_saves_two_vectors_of_six():
+    shape = dict(in_channels=4, input_size=(32, 32), num_classes=1000)
+    product = presets.backbone("ViT5-XL/2")
+    instead = replace(product, recipe=replace(product.recipe, layer_scale="instead"))
+    costs = [denoiser_cost(backbone, **shape) for backbone in (product, instead)]
+    saved = 28 * 2 * 1152
+    assert costs[0].parameters - costs[1].parameters == saved * (1152 + 1)
+    assert costs[0].flops - costs[1].flops == 2 * saved * 1152
+    nano = replace(presets.backbone("ViT5-Nano/2"), recipe=instead.recipe)
+    cost = denoiser_cost(nano, **shape)
+    label = torch.zeros(1, dtype=torch.long)
+    inputs = torch.zeros(1, 4, 32, 32), torch.zeros(1), label
+    assert (cost.parameters, cost.flops) == counted(Denoiser(nano, **shape), *inputs)
 
 
 def test_patterns_name_models_once_and_in_order():
