@@ -217,6 +217,13 @@ def test_damaged_archives_are_refused_in_one_line(tmp_path):
         '{"class_names": [], "labels": ["a"]}', '{"class_names": [], "settings": []}',
         '{"class_names": [], "settings": {"sampler": "x"}}',
         '{"class_names": [], "settings": {"sampler": [["a", 1]]}}', '{"class_names": [], "x": NaN}',
+        '{"class_names": [], "settings": {"codec": "x"}}', '{"class_names": [], "versions": [1]}',
+        '{"class_names": [], "settings": {"model": 3}}', '{"class_names": [], "device": 5}',
+        '{"class_names": [3]}', '{"class_names": [["a"]]}', '{"class_names": ["\\ud800"]}',
+        '{"class_names": [], "command": "\\ud800"}', '{"class_names": [], "labels": [-1]}',
+        '{"class_names": [], "labels": [1.0]}', f'{{"class_names": [], "labels": [{2**63}]}}',
+        '{"class_names": [], "complete": 1}', '{"class_names": [], "evaluations_per_image": "4"}',
+        pytest.param("[" * 100_000, id="deep"), "\ufeff{}", "",
     ],
 )  # fmt: skip
 def test_manifests_of_another_kind_are_refused(tmp_path, facts):

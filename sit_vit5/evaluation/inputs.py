@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Annotated
 
 import numpy as np
+from annotated_types import Ge, Lt
 
 from sit_vit5.data.digits import Digits
 from sit_vit5.data.images import EXTENSIONS, BadImage, read_rgb
 from sit_vit5.errors import UserError
 from sit_vit5.evaluation.image_files import FolderSet, ZipSet
-from sit_vit5.files import file_hash
+from sit_vit5.files import file_hash, read_json
 from sit_vit5.metrics.image_sets import ImageSet, array_set, npy_set, npz_set
 from sit_vit5.run_folder import ARCHIVE, PARTIAL
 
@@ -27,6 +28,37 @@ class Manifest:
     facts: dict
     labels: list[int]
     class_names: list[str]
+
+
+@dataclass(frozen=True)
+class ManifestSettings:
+    """The settings of a manifest that the evaluation reads or shows."""
+
+    sampler: dict = field(default_factory=dict)
+    codec: dict | None = None
+    model: str | None = None
+    step: Annotated[int, Ge(0)] | None = None
+    weights: str | None = None
+    weights_sha256: str | None = None
+    labels: str | None = None
+    num_samples: Annotated[int, Ge(0)] | None = None
+
+
+@dataclass(frozen=True)
+class ManifestFile:
+    """The types of a manifest; another sampler than ours may leave all out but the class names."""
+
+    class_names: list[str]
+    labels: list[Annotated[int, Ge(0), Lt(2**63)]] = field(default_factory=list)
+    complete: bool = True
+    samples_sha256: str | None = None
+    settings: ManifestSettings | None = None
+    command: str | None = None
+    checkpoint: str | None = None
+    device: str | None = None
+    versions: dict | None = None
+    evaluations_per_image: Annotated[int, Ge(0)] | None = None
+    network_passes_per_image: Annotated[int, Ge(0)] | None = None
 
 
 def open_image_set(text: str) -> ImageSet:
@@ -102,26 +134,13 @@ def read_manifest(samples: str, samples_hash: str | None) -> Manifest | None:
     if samples_hash is None:
         return None
     path = manifest_path(samples)
-    if not path.is_file():
+    if not path.exists():
         return None
-    try:
-        facts = json.loads(path.read_text(encoding="utf-8"), parse_constant=_no_nan)
-        sampler = facts.get("settings", {}).get("sampler", {})
-        if not isinstance(sampler, dict):
-            raise ValueError("settings.sampler is not a group of settings")
-        labels, names = list(facts.get("labels", [])), list(facts["class_names"])
-        manifest = Manifest(facts, labels, names)
-        if any(type(label) is not int or label < 0 for label in manifest.labels):
-            raise ValueError("labels are not numbers")
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise UserError(f"{path} is not a manifest of samples ({error}); move it away") from None
-    if facts.get("samples_sha256", samples_hash) != samples_hash:
+    remedy = "it is not a manifest of samples: move it away"
+    checked = read_json(path, ManifestFile, remedy=remedy)
+    if checked.samples_sha256 not in (None, samples_hash):
         raise UserError(f"{path} was written for another {samples}: the hashes differ")
-    return manifest
-
-
-def _no_nan(word: str) -> float:
-    raise ValueError(f"{word} is not a number")
+    return Manifest(read_json(path, remedy=remedy), checked.labels, checked.class_names)
 
 
 def manifest_path(samples: str) -> Path:

@@ -68,7 +68,7 @@ class Evidence:
     def sampler(self) -> dict:
         """The sampler's settings, {} if not known."""
         facts = self.manifest.facts if self.manifest else {}
-        return facts.get("settings", {}).get("sampler", {})
+        return (facts.get("settings") or {}).get("sampler", {})
 
 
 def find_mistakes(evidence: Evidence) -> list[Finding]:
@@ -112,7 +112,8 @@ def sample_count(evidence: Evidence) -> Iterator[Finding]:
     if manifest is None:
         yield Finding("note", "no manifest beside the samples: the sampler's settings are unknown")
         return
-    said = len(manifest.labels) or manifest.facts.get("settings", {}).get("num_samples", count)
+    settings = manifest.facts.get("settings") or {}
+    said = len(manifest.labels) or settings.get("num_samples", count)
     if isinstance(said, int) and said != count:
         yield Finding(
             "warning", f"the manifest tells of {said:,} images, the archive holds {count:,}"

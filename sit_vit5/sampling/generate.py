@@ -25,6 +25,7 @@ from sit_vit5.run_folder import ARCHIVE, SAMPLES, run_of, step_name
 from sit_vit5.sampling.generator import choose_labels, find_classes
 from sit_vit5.sampling.load import Loaded, load
 from sit_vit5.sampling.sample_set import SampleSet, write_pngs
+from sit_vit5.streams import printable
 
 
 def generate(options: GenerateConfig, processes: Processes) -> Path:
@@ -167,9 +168,9 @@ def _facts(
 ) -> dict:
     """What else describes how the set was made."""
     return {
-        "command": shlex.join(sys.argv),
+        "command": printable(shlex.join(sys.argv)),
         "class_names": list(loaded.class_names),
-        "checkpoint": str(loaded.checkpoint.folder),
+        "checkpoint": printable(loaded.checkpoint.folder),
         "batch_size": options.batch_size,
         "processes": processes.count,
         "device": str(processes.device),
