@@ -99,6 +99,17 @@ def members(path: Path) -> dict[str, zipfile.ZipInfo]:
         raise UserError(f"{path} is not an npz file: {brief(error)}; write it again") from None
 
 
+def check_npz(path: Path, *, remedy: str) -> None:
+    """Reads all of an npz: refuses one whose checksums do not hold."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            member = archive.testzip()
+            if member is not None:
+                raise ValueError(f"the checksum of {_key(member)} does not hold")
+    except Exception as error:  # of a damaged directory: as in `_one_line`
+        raise UserError(f"{path} is damaged: {brief(error)}; {remedy}") from None
+
+
 def find_member(path: Path, info: zipfile.ZipInfo) -> StoredArray:
     """An array of an npz; of `members`."""
     with _one_line(f"{brief(_key(info.filename), 80)} of {path}"):

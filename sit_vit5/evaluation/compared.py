@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import numpy as np
+
 from sit_vit5.errors import UserError, choose
 from sit_vit5.evaluation.feature_pass import MOST_ROWS, Pass, identity_of
 from sit_vit5.evaluation.inputs import (
@@ -15,11 +17,12 @@ from sit_vit5.evaluation.inputs import (
     hash_of,
     open_image_set,
 )
-from sit_vit5.metrics.extractors import POOL, SPATIAL
+from sit_vit5.metrics.extractors import POOL, SPATIAL, Extractor
 from sit_vit5.metrics.image_sets import ImageSet
 from sit_vit5.metrics.metric import Described, Metric
 from sit_vit5.metrics.reference_file import ReferenceFile, read_reference
 from sit_vit5.metrics.registry import METRICS
+from sit_vit5.metrics.rows import check_widths
 from sit_vit5.metrics.statistics import Gaussian, Statistics
 
 _MAKE = "give images, or a file by evaluate/reference.py make"
@@ -65,6 +68,7 @@ def _of_file(path: Path, extractor: dict, samples: ImageSet) -> Source:
     file = read_reference(path)
     file.check_size(samples.shape)
     if file.pool is None or file.has_statistics_of(extractor):
+        file.check_covariances()
         pairs = ((POOL, file.pool), (SPATIAL, file.spatial))
         stored = {output: found for output, found in pairs if found is not None}
         count = file.count if stored else file.images.count
@@ -76,6 +80,17 @@ def _of_file(path: Path, extractor: dict, samples: ImageSet) -> Source:
         "used instead"
     )
     return Source(str(path), file.sha256, {}, file.images, file.images.count, [note], file)
+
+
+def check_stored_widths(
+    source: Source, metrics: Mapping[str, Metric], extractor: Extractor, shape: tuple[int, int, int]
+) -> None:
+    """Refuses stored statistics of another number of features, before the pass over the samples."""
+    outputs = {metric.output for metric in metrics.values()} & source.stored.keys()
+    if outputs:
+        probe = extractor(np.zeros((1, *shape), np.uint8), tuple(outputs))
+        for output in outputs:
+            check_widths(probe[output].shape[1], len(source.stored[output].mean))
 
 
 def choose_metrics(

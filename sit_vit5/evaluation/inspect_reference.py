@@ -7,7 +7,7 @@ import numpy as np
 from sit_vit5.arrays import find_member, members
 from sit_vit5.evaluation.inputs import archive_of, hash_of, open_image_set
 from sit_vit5.metrics.image_sets import ImageSet
-from sit_vit5.metrics.reference_file import KINDS, ReferenceFile, read_reference
+from sit_vit5.metrics.reference_file import KINDS, NEGATIVE, ReferenceFile, read_reference
 from sit_vit5.metrics.statistics import Gaussian
 
 # key -> what it is for
@@ -21,7 +21,6 @@ PURPOSES = {
     "labels": "class numbers of the images",
     "facts": "how the file was made",
 }
-NEGATIVE = 1e-6  # of the largest eigenvalue: what rounding of fp32 statistics makes of a zero
 
 
 def inspect(text: str) -> tuple[str, bool]:

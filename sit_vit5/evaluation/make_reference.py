@@ -1,9 +1,9 @@
-"""Makes a reference of a data set, sharded over processes; killed, it goes on.
+"""Makes a reference of a data set, sharded over processes; killed, it continues.
 
 REF.npz.parts/settings.json     what is made; other settings are refused
 REF.npz.parts/kept.npy          the images that are kept, filled by row
 REF.npz.parts/00000.npz         statistics of images 0 .. CHUNK - 1, and so on
-REF.npz                         written last; the folder is then removed
+REF.npz                         written last; the parts are then removed
 
 A chunk's statistics do not depend on who makes it, and chunks are merged in their order.
 """
@@ -12,18 +12,16 @@ from __future__ import annotations
 
 import hashlib
 import json
-import shutil
 from collections.abc import Iterator
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 import numpy as np
-from numpy.lib.format import open_memmap
 from tqdm import tqdm
 
 from sit_vit5 import rng
-from sit_vit5.arrays import allocate_npy, find_member, members, write_npz
+from sit_vit5.arrays import allocate_npy, check_npz, find_member, map_npy, members, write_npz
 from sit_vit5.config import MakeReferenceConfig
 from sit_vit5.data import Source
 from sit_vit5.distributed import Processes, one_word
@@ -37,16 +35,27 @@ from sit_vit5.evaluation.real_images import (
     refuse_image,
     visit_images,
 )
-from sit_vit5.files import check_output, check_same, check_space, lock, read_json, write_json
+from sit_vit5.files import (
+    check_output,
+    check_plain,
+    check_same,
+    check_space,
+    lock,
+    parse_json,
+    read_json,
+    remove_own,
+    write_json,
+)
 from sit_vit5.metrics.extractors import POOL, SPATIAL, Extractor
 from sit_vit5.metrics.features import extract_statistics
-from sit_vit5.metrics.reference_file import write_reference
+from sit_vit5.metrics.reference_file import read_facts, write_reference
 from sit_vit5.metrics.statistics import Statistics
 from sit_vit5.progress import progress_bar
 
 CHUNK = 32_768  # images; ImageNet has 40 chunks, of which each takes 67 MB
 CROP = "ADM centre crop (sit_vit5.data.images.center_crop), not mirrored"
-SETTINGS, KEPT = "settings.json", "kept.npy"
+SETTINGS, KEPT, GOOD = "settings.json", "kept.npy", "good_kept.npy"
+_FILES = (SETTINGS, KEPT, GOOD, "[0-9][0-9][0-9][0-9][0-9].npz", "*.partial", ".lock")
 
 
 @dataclass(frozen=True)
@@ -83,6 +92,20 @@ class Job:
         """Where a chunk's statistics lie once they are made."""
         return self.folder / f"{number:05d}.npz"
 
+    @property
+    def remedy(self) -> str:
+        """What to do about damaged parts."""
+        return f"remove {self.folder} and run the same command again"
+
+    def map_kept(self, mode: str = "r") -> np.memmap:
+        """The images that are kept, uint8 (K, H, W, C)."""
+        shape = (len(self.kept), *image_shape(self.source))
+        return map_npy(self.folder / KEPT, np.uint8, shape, mode=mode, remedy=self.remedy)
+
+    def kept_of(self, chunk: range) -> slice:
+        """Which rows of the kept images are of a chunk."""
+        return slice(*np.searchsorted(self.kept, (chunk.start, chunk.stop)).tolist())
+
     def settings(self) -> dict:
         """What decides the reference, as JSON values."""
         return {
@@ -94,11 +117,29 @@ class Job:
         }
 
 
+@dataclass(frozen=True)
+class ChunkFacts:
+    """What is stored beside a chunk's statistics. sha256: of its pixels; kept_sha256: of those that
+    are kept; bad: why images cannot be decoded, by index."""
+
+    sha256: str
+    kept_sha256: str
+    bad: dict[int, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """What is known of a chunk once it is made. statistics: by output."""
+
+    statistics: dict[str, Statistics]
+    facts: ChunkFacts
+
+
 def make_reference(options: MakeReferenceConfig, processes: Processes) -> Path:
     """Makes what is missing, each process its chunks, then writes the reference; its path."""
     out = Path(options.out)
     check_output(out)
-    if out.exists():
+    if out.exists() and not _made_here(out):
         raise UserError(f"{out} exists; choose another --out or remove it")
     source = open_source(options, options.data)
     job = Job(
@@ -107,9 +148,16 @@ def make_reference(options: MakeReferenceConfig, processes: Processes) -> Path:
         open_extractor(options),
         choose_kept(len(source), options.num_images_kept, options.seed),
     )
+    if out.exists():
+        with one_word(processes):
+            if processes.is_main:
+                check_complete(job)
+        return out
     with ExitStack() as held:
         with one_word(processes):
             if processes.is_main:
+                if job.folder.is_symlink():
+                    check_plain(job.folder)
                 held.enter_context(lock(job.folder, "evaluate/reference.py"))
                 prepare(job)
         missing = [n for n in range(len(job.chunks)) if not job.chunk_file(n).is_file()]
@@ -128,11 +176,30 @@ def choose_kept(count: int, wanted: int, seed: int) -> np.ndarray:
     return np.sort(order[:wanted])
 
 
+def _made_here(path: Path) -> bool:
+    """Whether a file is a reference by this command."""
+    try:
+        return bool(read_facts(path))
+    except UserError:
+        return False
+
+
+def check_complete(job: Job) -> None:
+    """Refuses a reference that is damaged or made with other settings; removes parts that a kill
+    has left."""
+    facts = read_facts(job.out)
+    before = {key: facts.get(key) for key in job.settings()}
+    check_same(job.out, before, job.settings(), what="a reference made")
+    check_npz(job.out, remedy="remove it and run the same command again")
+    remove_own(job.folder, _FILES)
+    print(f"complete already, made with the same settings: {job.out}")
+
+
 def prepare(job: Job) -> None:
     """Refuses parts of another reference and a full disk; makes room for the kept images."""
     begun = any(job.folder.glob("[0-9]*.npz"))  # else nothing is lost with other settings
     if begun:
-        before = read_json(job.folder / SETTINGS)
+        before = read_json(job.folder / SETTINGS, remedy=job.remedy)
         check_same(job.folder, before, job.settings(), what="parts of a reference")
     shape = (len(job.kept), *image_shape(job.source))
     # Twice: as parts and in the file. Statistics: 2,048 and 2,023 squared numbers of 8 bytes.
@@ -156,7 +223,7 @@ def make_chunks(job: Job, numbers: list[int], processes: Processes) -> None:
     title = f"process 1 of {processes.count}" if processes.count > 1 else "reference"
     with progress_bar(total, unit="image", title=title, shown=processes.is_main) as bar:
         for number in numbers:
-            chunk = _Chunk(job, len(job.chunks[number]), stream, bar)
+            chunk = _ChunkStream(job, len(job.chunks[number]), stream, bar)
             found = extract_statistics(
                 job.extractor,
                 chunk.pixels(),
@@ -169,13 +236,13 @@ def make_chunks(job: Job, numbers: list[int], processes: Processes) -> None:
             write_npz(job.chunk_file(number), _packed(found) | chunk.facts())
 
 
-class _Chunk:
+class _ChunkStream:
     """The images of a chunk on their way to the extractor: hashed, the chosen ones kept."""
 
     def __init__(self, job: Job, count: int, stream: Iterator, bar: tqdm):
         self.job, self.left, self.stream, self.bar = job, count, stream, bar
-        self.images = open_memmap(job.folder / KEPT, mode="r+")
-        self.digest, self.bad = hashlib.sha256(), {}
+        self.images = job.map_kept("r+")
+        self.digest, self.kept_digest, self.bad = hashlib.sha256(), hashlib.sha256(), {}
 
     def pixels(self) -> Iterator[np.ndarray]:
         """uint8 (n, H, W, C), batch by batch."""
@@ -192,11 +259,12 @@ class _Chunk:
     def _keep(self, indices: np.ndarray, pixels: np.ndarray) -> None:
         chosen = np.isin(indices, self.job.kept)
         self.images[np.searchsorted(self.job.kept, indices[chosen])] = pixels[chosen]
+        self.kept_digest.update(np.ascontiguousarray(pixels[chosen]))
 
     def facts(self) -> dict[str, np.ndarray]:
         """As arrays."""
-        facts = {"sha256": self.digest.hexdigest(), "bad": self.bad}
-        return {"facts": np.array(json.dumps(facts))}
+        facts = ChunkFacts(self.digest.hexdigest(), self.kept_digest.hexdigest(), self.bad)
+        return {"facts": np.array(json.dumps(asdict(facts)))}
 
 
 def _packed(found: dict[str, Statistics]) -> dict[str, np.ndarray]:
@@ -207,26 +275,50 @@ def _packed(found: dict[str, Statistics]) -> dict[str, np.ndarray]:
     }
 
 
-def _unpacked(path: Path, output: str) -> Statistics:
-    there = members(path)
-    count, mean, scatter = (
-        find_member(path, there[f"{output}.{name}"]).read() for name in ("count", "mean", "scatter")
-    )
-    return Statistics(int(count), mean, scatter)
+def read_chunk(job: Job, number: int) -> Chunk:
+    """A chunk that is made, maybe in an earlier run. Refuses one that does not fit the job."""
+    path, images = job.chunk_file(number), job.chunks[number]
+    try:
+        there = members(path)
+        stored = {key: find_member(path, member).read() for key, member in there.items()}
+        facts = parse_json(str(stored["facts"]), ChunkFacts, source=f"facts of {path}")
+        left = len(images) - len(facts.bad)
+        if not facts.bad.keys() <= set(images):
+            raise ValueError("it lists images of another chunk")
+        statistics = {output: _unpacked(stored, output, left) for output in job.outputs}
+    except (UserError, ValueError, KeyError) as error:
+        raise UserError(f"{path} is no part of this reference: {error}; {job.remedy}") from None
+    return Chunk(statistics, facts)
+
+
+def _unpacked(stored: dict[str, np.ndarray], output: str, images: int) -> Statistics:
+    """Statistics of one output. images: how many they must be of."""
+    count, mean, scatter = (stored[f"{output}.{name}"] for name in ("count", "mean", "scatter"))
+    if count.dtype.kind not in "iu" or count.shape or int(count) != images:
+        raise ValueError(f"{output}.count is not {images}")
+    fits = mean.ndim == 1 and scatter.shape == mean.shape * 2
+    if not fits or not all(
+        array.dtype == np.float64 and np.isfinite(array).all() for array in (mean, scatter)
+    ):
+        raise ValueError(f"{output}.mean and {output}.scatter are no statistics")
+    return Statistics(images, mean, scatter)
 
 
 def finish(job: Job) -> None:
     """Merges the chunks in their order, writes the reference and removes the parts."""
-    paths = [job.chunk_file(number) for number in range(len(job.chunks))]
     whole: dict[str, Statistics] = {}
     digest, bad = hashlib.sha256(), {}
-    for path in paths:
-        for output in job.outputs:
-            part = _unpacked(path, output)
+    for number, images in enumerate(job.chunks):
+        chunk = read_chunk(job, number)
+        for output, part in chunk.statistics.items():
+            if len(part.mean) != len(whole.get(output, part).mean):
+                raise UserError(
+                    f"{job.chunk_file(number)} has another number of features; {job.remedy}"
+                )
             whole[output] = whole[output].merge(part) if output in whole else part
-        facts = json.loads(str(find_member(path, members(path)["facts"]).read()))
-        digest.update(facts["sha256"].encode())
-        bad |= {int(index): reason for index, reason in facts["bad"].items()}
+        digest.update(chunk.facts.sha256.encode())
+        bad |= chunk.facts.bad
+        _check_kept(job, images, chunk.facts)
     if bad and job.options.on_bad_image == "error":  # parts were made with skip
         raise refuse_image(min(bad.values()))
     images, kept = _without(job, bad)
@@ -248,21 +340,29 @@ def finish(job: Job) -> None:
             "versions": versions(),
         },
     )
-    shutil.rmtree(job.folder)
+    remove_own(job.folder, _FILES)
+
+
+def _check_kept(job: Job, images: range, facts: ChunkFacts) -> None:
+    """Refuses kept images that are not those of the chunk, such as zeros of a copy that stopped."""
+    place = job.kept_of(images)
+    good = ~np.isin(job.kept[place], list(facts.bad))
+    if hashlib.sha256(job.map_kept()[place][good]).hexdigest() != facts.kept_sha256:
+        raise UserError(f"{job.folder / KEPT} is damaged: other images; {job.remedy}")
 
 
 def _without(job: Job, bad: dict[int, str]) -> tuple[np.ndarray, np.ndarray]:
     """The kept images and their indices, but for those that could not be decoded."""
-    images = open_memmap(job.folder / KEPT, mode="r")
+    images = job.map_kept()
     good = np.flatnonzero(~np.isin(job.kept, list(bad)))
     if not len(good):
         raise UserError("no image that was to be kept can be decoded; use another --seed")
     if len(good) == len(job.kept):
         return images, job.kept
     # Not in place: a kill would leave half of it moved.
-    chosen = job.folder / f"good_{KEPT}"
-    allocate_npy(chosen, np.uint8, (len(good), *images.shape[1:]))
-    rows = open_memmap(chosen, mode="r+")
+    chosen, shape = job.folder / GOOD, (len(good), *images.shape[1:])
+    allocate_npy(chosen, np.uint8, shape)
+    rows = map_npy(chosen, np.uint8, shape, mode="r+", remedy=job.remedy)
     for place, row in enumerate(good):
         rows[place] = images[row]
     return rows, job.kept[good]

@@ -13,6 +13,7 @@ from sit_vit5.distributed import Processes, alone
 from sit_vit5.errors import choose
 from sit_vit5.evaluation.compared import (
     Source,
+    check_stored_widths,
     choose_metrics,
     describe_source,
     few_notes,
@@ -79,6 +80,7 @@ def open_reference(
         )
         source = find_source(options.reference, extractor.identity, samples)
         metrics, notes = choose_metrics(options.metrics, extractor.outputs, source)
+        check_stored_widths(source, metrics, extractor, samples.shape)
         described = describe_source(source, metrics, features)
     notes = few_notes(described, source.count or 0, "reference images") + source.notes + notes
     return Reference(features, source, metrics, described, notes, seconds)

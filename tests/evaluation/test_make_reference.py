@@ -81,6 +81,72 @@ def test_a_killed_run_goes_on_and_the_bytes_do_not_tell(tmp_path, monkeypatch):
     assert file_hash(tmp_path / "ref.npz") == file_hash(whole)
 
 
+def parts(tmp_path, monkeypatch) -> tuple[MakeReferenceConfig, Path]:
+    """Options of a reference whose parts are all made, and their folder."""
+    chosen = options("digits", tmp_path / "ref.npz", num_images_kept=50)
+    with monkeypatch.context() as patch:
+        patch.setattr(module, "finish", lambda job: None)
+        make_reference(chosen, ALONE)
+    return chosen, tmp_path / "ref.npz.parts"
+
+
+def stored(path: Path, **changes) -> dict:
+    return {**np.load(path), **changes}
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        None,
+        {"pool.count": np.array(3)},
+        {"pool.count": np.array([360])},
+        {"pool.mean": np.zeros(63)},
+        {"pool.mean": np.full(64, "x")},
+        {"pool.scatter": np.full((64, 64), np.nan)},
+        {"facts": np.array("[]")},
+        {"facts": np.array('{"sha256": 5, "kept_sha256": ""}')},
+        {"facts": np.array('{"sha256": "", "kept_sha256": "", "bad": {"999": "x"}}')},
+    ],
+)
+def test_damaged_parts_name_the_folder_to_remove(tmp_path, monkeypatch, changes):
+    chosen, folder = parts(tmp_path, monkeypatch)
+    path = folder / "00000.npz"
+    np.savez(path, **({"a": 1} if changes is None else stored(path, **changes)))
+    with pytest.raises(UserError, match=r"00000.npz .*remove .*ref.npz.parts and run the same"):
+        make_reference(chosen, ALONE)
+
+
+def test_kept_images_of_an_interrupted_copy_are_refused(tmp_path, monkeypatch):
+    chosen, folder = parts(tmp_path, monkeypatch)
+    content = (folder / "kept.npy").read_bytes()
+    for damaged in (content[:-64], content[:-64] + bytes(64), b""):
+        (folder / "kept.npy").write_bytes(damaged)
+        with pytest.raises(UserError, match="kept.npy is damaged: .*; remove .*ref.npz.parts and"):
+            make_reference(chosen, ALONE)
+    (folder / "kept.npy").write_bytes(content)
+    assert read_reference(make_reference(chosen, ALONE)).images.count == 50
+
+
+def test_a_reference_is_complete_already_and_parts_are_removed(tmp_path, monkeypatch, capsys):
+    chosen, folder = parts(tmp_path, monkeypatch)
+    monkeypatch.setattr(module, "remove_own", lambda *arguments: None)
+    make_reference(chosen, ALONE)  # killed before the parts are removed
+    monkeypatch.undo()
+    (folder / "mine.txt").write_text("mine")
+    before = file_hash(tmp_path / "ref.npz")
+    make_reference(chosen, ALONE)
+    assert "complete already, made with the same settings" in capsys.readouterr().out
+    assert [file.name for file in folder.iterdir()] == ["mine.txt"]
+    with pytest.raises(UserError, match=r"holds a reference made with other settings .*seed: 0 ->"):
+        make_reference(options("digits", tmp_path / "ref.npz", seed=1), ALONE)
+    assert file_hash(tmp_path / "ref.npz") == before
+    damaged = bytearray((tmp_path / "ref.npz").read_bytes())
+    damaged[1000] ^= 1  # in sigma
+    (tmp_path / "ref.npz").write_bytes(damaged)
+    with pytest.raises(UserError, match="ref.npz is damaged: .*; remove it and run the same"):
+        make_reference(chosen, ALONE)
+
+
 def test_a_bad_image_stops_or_is_left_out_and_counted(tmp_path, image_folder):
     (image_folder / "cat" / "00.png").write_bytes(b"no picture")
     with pytest.raises(UserError, match="00.png: cannot be decoded .* or use --on-bad-image skip"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import pickle
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from sit_vit5.metrics.reference_file import (
     IMAGES,
     OURS,
     STATISTICS,
+    negative_eigenvalue,
     read_reference,
     write_reference,
 )
@@ -102,6 +104,10 @@ def test_statistics_are_for_the_extractor_that_made_them(tmp_path):
     assert not read_reference(tmp_path / "images.npz").has_statistics_of(INCEPTION)
 
 
+def facts(**changes) -> str:
+    return json.dumps({"schema": 1, **FACTS, "class_names": ["a", "b", "c"], **changes})
+
+
 SKEW = POOL.covariance + np.triu(np.ones((6, 6)), 1)
 
 
@@ -122,11 +128,22 @@ SKEW = POOL.covariance + np.triu(np.ones((6, 6)), 1)
         (MU | MU_S | {"mu_s": SPATIAL.mean + np.inf}, "mu_s and sigma_s are not all finite"),
         (MU | {"facts": "no json"}, "its facts cannot be read"),
         (MU | {"facts": '{"schema": 9}'}, "schema 9, this version reads 1"),
-        (MU | {"facts": '{"schema": 1}'}, "its facts cannot be read .'extractor'"),
+        (MU | {"facts": '{"schema": 1}'}, "its facts cannot be read: extractor: .*make it again"),
+        (MU | {"facts": facts(extractor="x")}, "its facts cannot be read: extractor: "),
+        (MU | {"facts": facts(image_shape=[1, 1])}, "its facts cannot be read: image_shape.2: "),
+        (MU | {"facts": facts(image_shape=[1, "1", 1])}, "facts cannot be read: image_shape.1: "),
+        (MU | {"facts": facts(count="x")}, "its facts cannot be read: count: "),
+        (MU | {"facts": facts(count=0)}, "its facts cannot be read: count: "),
+        (MU | {"facts": facts(class_names=None)}, "its facts cannot be read: class_names: "),
+        (MU | {"facts": facts(class_names=["\ud800"])}, "its facts cannot be read: .*; make it"),
+        (MU | {"facts": "[" * 10**5}, "its facts cannot be read: .*make it again"),
+        (MU | {"facts": np.arange(3)}, "its facts cannot be read: "),
         (
-            MU | {"facts": '{"schema": 1, "extractor": "x", "image_shape": [1, 1, 1]}'},
-            "its facts cannot be read .its extractor, or the size",
+            MU | {"facts": facts(), "arr_0": PIXELS, "labels": np.arange(5)},
+            "labels holds 4, the number of no class of its 3 classes; make it again",
         ),
+        (MU | {"arr_0": PIXELS, "arr_1": np.arange(5) - 1}, "arr_1 holds -1, the number of no cla"),
+        (MU | {"arr_0": PIXELS, "labels": np.full(5, 2**63, np.uint64)}, "labels holds 9223372036"),
         (MU | {"sigma": -POOL.covariance}, "sigma has negative variances"),
         ({"mu": POOL.mean[:0], "sigma": POOL.covariance[:0, :0]}, "do not fit"),
         (MU | {"arr_0": PIXELS / 255.0}, "expected uint8 images"),
@@ -137,6 +154,30 @@ def test_what_is_no_reference_is_refused_in_one_line(tmp_path, arrays, message):
     with pytest.raises(UserError, match=message) as error:
         read_reference(tmp_path / "ref.npz")
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("values", "sound"),
+    [
+        ([3.0, 1.0, 0.0], True),
+        ([3.0, 1.0, -1e-7], True),  # rounding of fp32
+        ([3.0, 1.0, -1e-5], False),
+        ([3.0, -0.5, -0.5], False),
+        ([0.0, 0.0, 0.0], True),
+    ],
+)
+def test_a_matrix_with_negative_eigenvalues_is_no_covariance(tmp_path, values, sound):
+    basis, _ = np.linalg.qr(np.random.default_rng(1).standard_normal((3, 3)))
+    sigma = (basis * values) @ basis.T
+    found = negative_eigenvalue((sigma + sigma.T) / 2)
+    assert found == (0 if sound else pytest.approx(values[-1]))
+
+
+def test_a_reference_that_is_no_covariance_is_refused(tmp_path):
+    sigma = np.ones((6, 6)) - 0.5 * np.eye(6)
+    np.savez(tmp_path / "ref.npz", mu=POOL.mean, sigma=sigma)
+    with pytest.raises(UserError, match="sigma is NOT a covariance: smallest eigenvalue -0.5; the"):
+        read_reference(tmp_path / "ref.npz").check_covariances()
 
 
 def test_a_pickle_is_refused_unexecuted_and_the_alternative_named(tmp_path):
