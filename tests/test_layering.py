@@ -14,7 +14,7 @@ PACKAGE = Path(__file__).parents[1] / "sit_vit5"
 # Top to bottom; a module imports from floors below, and from its own package. A command inside a
 # package stands by itself, far above it.
 FLOORS = [
-    {"export"},
+    {"export", "calibration"},
     {
         "convert",
         "posthoc_ema",

@@ -12,6 +12,7 @@ from sit_vit5.cli import parse, parse_over_train, parse_train
 from sit_vit5.config import (
     REFERENCE_COMMANDS,
     AttentionConfig,
+    CalibrateConfig,
     ConvertConfig,
     EncodeConfig,
     ExportConfig,
@@ -38,6 +39,7 @@ PARSERS = {
     "evaluate/metrics.py": lambda argv: parse(MetricsConfig, argv),
     "evaluate/reference.py": lambda argv: parse(REFERENCE_COMMANDS[argv[0]], argv[1:]),
     "evaluate/reconstruction.py": lambda argv: parse(ReconstructionConfig, argv),
+    "evaluate/calibrate.py": lambda argv: parse(CalibrateConfig, argv),
     "evaluate/sweep.py": lambda argv: parse(SweepConfig, argv),
     "evaluate/likelihood.py": lambda argv: parse(LikelihoodConfig, argv),
     "evaluate/attention.py": lambda argv: parse(AttentionConfig, argv),

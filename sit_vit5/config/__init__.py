@@ -3,6 +3,9 @@
 A docstring below a field is its text in `--help`. `None` means absent; 0 switches an interval off.
 """
 
+from sit_vit5.config.calibration import (
+    CalibrateConfig as CalibrateConfig,
+)
 from sit_vit5.config.conversion import (
     ConvertConfig as ConvertConfig,
 )

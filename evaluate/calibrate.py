@@ -1,0 +1,18 @@
+"""Finds published values again: `python evaluate/calibrate.py --reference REF --weights FILE`."""
+
+from sit_vit5.cli import parse, run
+from sit_vit5.config import CalibrateConfig
+
+
+def main(argv: list[str]) -> int:
+    """Parse, run what can run, report; 0 if evaluator and a sampler meet the published values."""
+    options = parse(CalibrateConfig, argv)
+
+    from sit_vit5.calibration import calibrate
+    from sit_vit5.distributed import join_processes
+
+    return calibrate(options, join_processes())
+
+
+if __name__ == "__main__":
+    run(main)
