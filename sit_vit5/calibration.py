@@ -62,8 +62,8 @@ class Sampler:
 
 
 # SiT's code integrates v + w s and draws sqrt(2 w) dW, its paper v + w s / 2 and sqrt(w) dW: the
-# paper's w = sigma is half of the code's. Its author names the ODE in github.com/willisma/SiT, issue
-# 18.
+# paper's w = sigma is half of the code's. Its author names the ODE (github.com/willisma/SiT, issue
+# 18).
 SAMPLERS = {
     "sde_norm_1": Sampler("SDE, norm 1.0 (the code's default)", "euler_maruyama", 250, norm=1.0),
     "sde_norm_0.5": Sampler(
@@ -137,14 +137,19 @@ def missing_inputs(options: CalibrateConfig) -> list[Missing]:
         path = getattr(options, key)
         if not Path(path).exists():
             option = f"--{key.replace('_', '-')}"
-            missing.append(Missing(key, f"{path}, {what}: from {source}; {option} FILE"))
-    codec, known = options.codec, AUTOENCODERS.get(options.codec.name, (None, None))[0]
-    if options.codec.name in AUTOENCODERS:
+            missing.append(Missing(key, f"{what}, {path}: from {source}; {option} FILE"))
+    codec = options.codec
+    if codec.name in AUTOENCODERS:
         try:
             find(codec.name, codec.path, local_only=False)
         except UserError as error:
-            hub = f"; from Hugging Face: hf download {known}" if known else ""
-            missing.append(Missing("codec", f"the autoencoder: {error}{hub}"))
+            text, hub = str(error), AUTOENCODERS[codec.name][0]
+            if codec.path is None and hub is not None:
+                text = (
+                    f"the autoencoder {hub}: from Hugging Face, `hf download {hub}`; "
+                    "--codec.path FOLDER"
+                )
+            missing.append(Missing("codec", text))
     if options.features == "inception":
         try:
             find_inception_weights(options.feature_weights, option=WEIGHTS_OPTION)
@@ -179,10 +184,11 @@ def _run(
 
     if "adm_samples" not in lacking:
         measure(EVALUATOR, options.adm_samples)
-    if not {"weights", "codec"} & lacking:
-        checkpoint = _converted(out / CHECKPOINT, options, processes)
-        loaded: Loaded | None = None
-        for name, sampler in SAMPLERS.items():
+    can_sample = not {"weights", "codec"} & lacking
+    checkpoint = _converted(out / CHECKPOINT, options, processes) if can_sample else out
+    loaded: Loaded | None = None
+    for name, sampler in SAMPLERS.items():
+        if can_sample:
             chosen = generate_options(sampler, options, checkpoint)
             loaded = loaded.under(chosen) if loaded else load(chosen, processes.device)
             with progress_bar(
@@ -190,6 +196,7 @@ def _run(
             ) as bar:
                 complete_set(out / name, chosen, loaded, processes, bar=bar)
             processes.wait()  # the archive is written by the main process
+        if (out / name / ARCHIVE).is_file():
             measure(name, str(out / name / ARCHIVE))
     return results
 
@@ -340,8 +347,8 @@ def _judge_evaluator(values: Values | None) -> tuple[bool, str]:
             off.append(f"{COLUMNS[name][0]} {_difference(value, entry)}")
     if off:
         return False, (
-            f"evaluator: off by more than the tolerance: {', '.join(off)}; check the reference, the "
-            "sample set and the Inception weights before anything else"
+            f"evaluator: off by more than the tolerance: {', '.join(off)}; check the reference, "
+            "the sample set and the Inception weights before anything else"
         )
     return True, "evaluator: meets the values of ADM's README"
 

@@ -64,7 +64,7 @@ def commands_in(text: str, *, indent: int) -> list[tuple[str, list[str]]]:
     """Script and arguments of every command that stands `indent` spaces in."""
     found = []
     for line in text.replace("\\\n", " ").splitlines():
-        if not re.match(rf" {{{indent}}}(python|accelerate|torchrun) ", line):
+        if not re.match(rf" {{{indent}}}(python|accelerate|torchrun) (?!-c |-m venv )", line):
             continue
         words = shlex.split(line, comments=True)
         (script,) = [word for word in words if word in PARSERS]

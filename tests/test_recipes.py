@@ -30,6 +30,7 @@ from sit_vit5.distributed import check_plain_launcher
 from sit_vit5.models.cost import denoiser_cost
 from sit_vit5.plan.devices import DEVICES
 from sit_vit5.plan.report import duration
+from sit_vit5.published import paper_name, published, rival
 from sit_vit5.training.run import parallel
 
 CONFIGS = sorted(ROOT.glob("configs/*.yaml"))
@@ -268,11 +269,21 @@ def test_every_message_of_the_troubleshooting_page_is_one_of_ours():
             assert piece in source, message
 
 
-def test_tables_of_the_reproduction_page_agree_with_the_headers():
-    text = (ROOT / "docs/reproduce.md").read_text()
-    row = next(line for line in text.splitlines() if line.startswith("| 400k"))
+def test_headers_state_the_published_values():
+    curves, values = published().curves, published().values
     for path in IMAGENET:
-        if found := re.search(r"no guidance: FID ([\d.]+), read", header(path)):
-            recipe, size = parts(path)
-            part = row.split(";")[0 if recipe == "vit5" else 1]
-            assert f" {size.upper()} {found[1]}" in part, path
+        model = load_config(path).model
+        if parts(path)[0] != "dit":
+            stated = re.search(r"no guidance: FID ([\d.]+), read", header(path))[1]
+            assert float(stated) == curves[model][400_000], path
+        if parts(path)[0] == "vit5":
+            plain = re.search(rf"plain {rival(model)} there: ([\d.]+)\.\n", header(path))[1]
+            assert float(plain) == curves[rival(model)][400_000], path
+        if found := re.search(
+            r"guidance 1.5: FID ([\d.]+), Inception Score ([\d.]+)", header(path)
+        ):
+            (entry,) = (
+                entry for entry in values
+                if (entry.model, entry.training) == (paper_name(model), "7M steps")
+            )  # fmt: skip
+            assert (entry.fid, entry.score) == tuple(map(float, found.groups())), path
