@@ -45,7 +45,7 @@ def inputs(tmp_path_factory, tiny_vae) -> CalibrateConfig:
         adm_samples=str(images(folder / "adm.npz", 9, 1)),
         weights=str(official_sit(folder / "weights.pt")),
         features="pixels",
-        num_samples=5,
+        num_samples=3,
         batch_size=2,
         codec=CodecConfig(path=str(tiny_vae)),
     )
@@ -76,7 +76,7 @@ def test_every_sampler_and_adms_samples_are_measured(whole):
 def test_samples_are_those_of_the_flags_that_are_advised(whole, inputs, name, tmp_path):
     run_here(
         "sample/generate.py", "--checkpoint", whole / "sit-xl", "--out", tmp_path,
-        "--num-samples", 5, "--batch-size", 2, *SAMPLERS[name].flags.split(),
+        "--num-samples", 3, "--batch-size", 2, *SAMPLERS[name].flags.split(),
         "--sde.diffusion" if "sde" in name else "--eps",
         "sigma" if "sde" in name else 0.001,
         "--guidance.scale", 1.5, "--guidance.channels", 3,
@@ -106,16 +106,16 @@ def test_an_interrupted_calibration_continues(whole, inputs, tmp_path, monkeypat
 
     def call(generator, indices, labels):
         calls.append(len(indices))
-        if len(calls) == 5:  # in the second of three samplers, which take three each
+        if len(calls) == 4:  # in the second of three samplers, which take two each
             raise KeyboardInterrupt
         return real(generator, indices, labels)
 
     monkeypatch.setattr(Generator, "__call__", call)
     options = replace(inputs, out=str(tmp_path / "cut"))
-    with pytest.raises(KeyboardInterrupt, match="2 of 5 images are made"):
+    with pytest.raises(KeyboardInterrupt, match="2 of 3 images are made"):
         calibrate(options, alone())
     calibrate(options, alone())
-    assert len(calls) == 9 + 1
+    assert len(calls) == 6 + 1
     assert archives(tmp_path / "cut") == archives(whole)
 
 
@@ -173,7 +173,7 @@ def test_a_checkpoint_of_other_weights_is_refused(whole, inputs, tmp_path):
 def test_two_processes_make_the_same_samples(whole, inputs, tmp_path, command):
     options = [
         "--reference", inputs.reference, "--adm-samples", inputs.adm_samples, "--weights",
-        inputs.weights, "--features", "pixels", "--num-samples", 5, "--batch-size", 2,
+        inputs.weights, "--features", "pixels", "--num-samples", 3, "--batch-size", 2,
         "--codec.path", inputs.codec.path, "--out", tmp_path / "two",
     ]  # fmt: skip
     shown = command("evaluate/calibrate.py", *options, processes=2, check=False)
