@@ -184,8 +184,8 @@ def test_scales_of_a_denoiser_are_what_the_recipe_makes_of_gamma_and_gate(layer_
     found = channel_scales(model.blocks, c)
     for block, scales in zip(model.blocks, found, strict=True):
         rows = block.modulation.linear(c).reshape(5, -1, 32)
-        for gate, branch, place in ((block.gate1, "attention", 2), (block.gate2, "MLP", -1)):
-            expected = effective(gate.gamma, rows[:, place])
+        for gate, branch, index in ((block.gate1, "attention", 2), (block.gate2, "MLP", -1)):
+            expected = effective(gate.gamma, rows[:, index])
             torch.testing.assert_close(scales[branch].expand(5, -1), expected)
 
 

@@ -55,9 +55,9 @@ def test_a_sum_of_gamma_and_gate_is_no_gamma(monkeypatch):
         expected = prediction(model)
         expected.square().mean().backward()
     other = loaded(fold_gammas(model.state_dict(), NONE), "none")
-    found = prediction(other)
-    found.square().mean().backward()
-    torch.testing.assert_close(found, expected)
+    ours = prediction(other)
+    ours.square().mean().backward()
+    torch.testing.assert_close(ours, expected)
     gradients = {name: parameter.grad for name, parameter in model.named_parameters()}
     for name, parameter in other.named_parameters():
         torch.testing.assert_close(parameter.grad, gradients[name], msg=name)
@@ -73,9 +73,9 @@ def test_a_product_trains_otherwise_than_no_gamma():
     for number, block in enumerate(product.blocks):
         for kind in ("weight", "bias"):
             vectors = list(weights[f"blocks.{number}.modulation.linear.{kind}"].chunk(6))
-            for place, gate in ((2, block.gate1), (5, block.gate2)):
+            for index, gate in ((2, block.gate1), (5, block.gate2)):
                 gamma = gate.gamma[:, None] if kind == "weight" else gate.gamma
-                vectors[place] = vectors[place] * gamma
+                vectors[index] = vectors[index] * gamma
             weights[f"blocks.{number}.modulation.linear.{kind}"] = torch.cat(vectors)
     none.load_state_dict({name: t for name, t in weights.items() if "gamma" not in name})
     product.load_state_dict(network("product").state_dict())
@@ -98,15 +98,15 @@ def with_sum(weights: dict[str, Tensor]) -> dict[str, Tensor]:
     for name in weights:
         if name.endswith("modulation.linear.bias") and name.startswith("blocks."):
             vectors = old[name].chunk(6)  # views
-            for place, gate in ((2, "gate1"), (5, "gate2")):
-                gamma = torch.randn(len(vectors[place]), generator=generator)
-                gamma = gamma.to(vectors[place].dtype)
-                vectors[place].sub_(gamma)
+            for index, gate in ((2, "gate1"), (5, "gate2")):
+                gamma = torch.randn(len(vectors[index]), generator=generator)
+                gamma = gamma.to(vectors[index].dtype)
+                vectors[index].sub_(gamma)
                 old[name.replace("modulation.linear.bias", f"{gate}.gamma")] = gamma
     return old
 
 
-def say_sum(file: Path, before: str, after: str) -> None:
+def write_sum(file: Path, before: str, after: str) -> None:
     text = file.read_text()
     assert before in text
     file.write_text(text.replace(before, after))
@@ -115,7 +115,7 @@ def say_sum(file: Path, before: str, after: str) -> None:
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory) -> tuple[Path, Path]:
     """A run without gamma, and the same as an older version wrote it with `layer_scale sum`."""
-    found = []
+    pair = []
     for _ in range(2):
         folder = tmp_path_factory.mktemp("runs")
         with pytest.MonkeyPatch.context() as patch:
@@ -125,10 +125,10 @@ def runs(tmp_path_factory) -> tuple[Path, Path]:
                 "--backbone.recipe.layer-scale", "none",
                 "--ema.widths", "0.1", "--ema.snapshot-every", "1",
             )  # fmt: skip
-        found.append(folder / "tiny")
-    new, old = found
+        pair.append(folder / "tiny")
+    new, old = pair
     for file in old.rglob("config.yaml"):
-        say_sum(file, "layer_scale: none", "layer_scale: sum")
+        write_sum(file, "layer_scale: none", "layer_scale: sum")
     for file in old.rglob("*.safetensors"):
         tensors = load_file(file)
         if file.stem == "optimizer":
@@ -141,8 +141,8 @@ def runs(tmp_path_factory) -> tuple[Path, Path]:
 
 @pytest.mark.parametrize("weights", ["raw", "ema", "ema_0.99", "ema_width_0.1"])
 def test_a_checkpoint_of_a_sum_gives_the_same_output(runs, weights):
-    expected, found = (prediction(open_checkpoint(run).denoiser(weights)) for run in runs)
-    torch.testing.assert_close(found, expected)
+    new, old = (prediction(open_checkpoint(run).denoiser(weights)) for run in runs)
+    torch.testing.assert_close(old, new)
     assert open_checkpoint(runs[1]).config.backbone.recipe.layer_scale == "none"
 
 
@@ -154,8 +154,8 @@ def test_a_checkpoint_of_a_sum_is_resumed_without_gamma(runs, tmp_path, capsys, 
         copy.parent.mkdir()
         shutil.copytree(run, copy)
         run_here("train_sit.py", "--resume", copy, "--steps", "4")
-        said = capsys.readouterr().out
-        assert ("note: layer_scale sum is read as none" in said) == (name == "old")
+        output = capsys.readouterr().out
+        assert ("note: layer_scale sum is read as none" in output) == (name == "old")
         steps.append(open_checkpoint(copy).weights())
     assert steps[0].keys() == steps[1].keys()
     for name, tensor in steps[0].items():
@@ -182,7 +182,7 @@ def test_an_exported_network_predicts_the_same(tmp_path, layer_scale):
 def test_an_exported_sum_is_read_as_no_gamma(tmp_path, low_cpu_mem_usage):
     model = network("none")
     ViT5SiT.from_denoiser(model).save_pretrained(tmp_path / "old")
-    say_sum(tmp_path / "old/config.json", '"layer_scale": "none"', '"layer_scale": "sum"')
+    write_sum(tmp_path / "old/config.json", '"layer_scale": "none"', '"layer_scale": "sum"')
     weights = tmp_path / "old/diffusion_pytorch_model.safetensors"
     save_file(with_sum(load_file(weights)), weights, metadata={"format": "pt"})
     again = ViT5SiT.from_pretrained(tmp_path / "old", low_cpu_mem_usage=low_cpu_mem_usage)
@@ -198,10 +198,10 @@ def test_a_classifier_of_a_sum_has_gamma_alone(tmp_path):
     for parameter in model.parameters():
         parameter.data += 0.3 * torch.randn_like(parameter)
     save_classifier(model, tmp_path / "old", source={})
-    say_sum(tmp_path / "old/classifier.json", '"layer_scale": "product"', '"layer_scale": "sum"')
-    found, images = load_classifier(tmp_path / "old"), torch.randn(2, 3, 16, 16)
-    assert found.backbone == model.backbone
-    assert torch.equal(found(images), model(images))
+    write_sum(tmp_path / "old/classifier.json", '"layer_scale": "product"', '"layer_scale": "sum"')
+    again, images = load_classifier(tmp_path / "old"), torch.randn(2, 3, 16, 16)
+    assert again.backbone == model.backbone
+    assert torch.equal(again(images), model(images))
 
 
 @pytest.mark.parametrize("layer_scale", ["product", "instead"])

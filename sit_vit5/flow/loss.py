@@ -35,11 +35,11 @@ def loss_weights(p: Coefficients, prediction: str, weights: str, bound: float | 
     the linear path, velocity error / error is 1 / (1 - t): 20 is JiT's 1 - t >= 0.05 (Li and He,
     2025). None: unbounded, and infinite at an end of some paths.
     """
-    found = WEIGHTS[weights](p, PREDICTIONS[prediction].velocity_per_error(p))
+    factor = WEIGHTS[weights](p, PREDICTIONS[prediction].velocity_per_error(p))
     if bound is None:
-        return found
+        return factor
     # inf / inf is an end where the weight is infinite too.
-    return found.nan_to_num(nan=math.inf, posinf=math.inf).clamp(max=bound**2)
+    return factor.nan_to_num(nan=math.inf, posinf=math.inf).clamp(max=bound**2)
 
 
 def flow_loss(

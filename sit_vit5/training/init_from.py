@@ -138,7 +138,7 @@ def _gates(donor: Donor, model: Denoiser) -> dict[str, Tensor]:
     its own. Where the donor has no gamma, a gamma of the model is 1.
     """
     layer_scale, width = model.backbone.recipe.layer_scale, model.backbone.width
-    ones, zeros, found = torch.ones(width), torch.zeros(2 * width), {}
+    ones, zeros, gates = torch.ones(width), torch.zeros(2 * width), {}
     if donor.backbone.width != width:
         return {}
     for number in range(min(donor.backbone.depth, model.backbone.depth)):
@@ -147,11 +147,11 @@ def _gates(donor: Donor, model: Denoiser) -> dict[str, Tensor]:
         bias = f"blocks.{number}.modulation.linear.bias"
         from_classifier = bias not in donor.weights
         if layer_scale == "product" or (layer_scale == "instead" and from_classifier):
-            found |= dict(zip(names, gammas, strict=True))
+            gates |= dict(zip(names, gammas, strict=True))
         if from_classifier and layer_scale != "instead":
-            gates = gammas if layer_scale == "none" else [ones, ones]
-            found[bias] = torch.cat([zeros, gates[0], zeros, gates[1]])
-    return found
+            first, second = gammas if layer_scale == "none" else (ones, ones)
+            gates[bias] = torch.cat([zeros, first, zeros, second])
+    return gates
 
 
 def _open(path: str) -> Donor:

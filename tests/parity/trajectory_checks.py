@@ -111,7 +111,7 @@ def our_weights(tensors: Tensors, kind: str, model: Denoiser) -> Tensors:
 def gate_biases(model: Denoiser) -> list[Tensor]:
     """Views of the adaLN biases of all gates."""
     biases = [block.modulation.linear.bias.data.chunk(6) for block in model.blocks]
-    return [vectors[place] for vectors in biases for place in (2, 5)]
+    return [vectors[index] for vectors in biases for index in (2, 5)]
 
 
 def train(facts: dict, tensors: Tensors, learner: Learner) -> tuple[Tensor, Tensor]:
@@ -151,10 +151,10 @@ def relative(ours: Tensors, official: Tensors) -> float:
     assert ours.keys() == official.keys()
     difference, norm = 0.0, 0.0
     for name, tensor in official.items():
-        expected, found = tensor.double(), ours[name].double()
+        expected, replayed = tensor.double(), ours[name].double()
         if name.endswith("qkv.bias"):
-            expected, found = (torch.cat(bias.chunk(3)[::2]) for bias in (expected, found))
-        difference += (found - expected).square().sum().item()
+            expected, replayed = (torch.cat(bias.chunk(3)[::2]) for bias in (expected, replayed))
+        difference += (replayed - expected).square().sum().item()
         norm += expected.square().sum().item()
     return (difference / norm) ** 0.5
 
