@@ -90,7 +90,7 @@ def check_values(
     if not (isinstance(tensors, dict) and tensors and all(isinstance(n, str) for n in tensors)):
         raise UserError(damaged(source, "it holds no tensors by name", remedy))
     refused = [
-        (reason, name) for name, tensor in tensors.items() if (reason := _odd(tensor, dtypes))
+        (reason, name) for name, tensor in tensors.items() if (reason := _odd(name, tensor, dtypes))
     ]
     if not refused:
         refused = [("not finite", name) for name, t in tensors.items() if not t.isfinite().all()]
@@ -118,7 +118,7 @@ def writing() -> Iterator[None]:
         raise OSError(_reason(error)) from None
 
 
-def _odd(tensor: object, dtypes: Collection[torch.dtype]) -> str:
+def _odd(name: str, tensor: object, dtypes: Collection[torch.dtype]) -> str:
     """A reason against a tensor before its numbers are read; "" if there is none."""
     if not isinstance(tensor, Tensor):
         return "not a tensor"
@@ -126,7 +126,8 @@ def _odd(tensor: object, dtypes: Collection[torch.dtype]) -> str:
         return "sparse or quantized"
     if tensor.is_meta:
         return "without numbers (a meta tensor)"
-    if tensor.dtype not in dtypes:
+    counter = name.endswith("num_batches_tracked")  # BatchNorm's, an integer
+    if tensor.dtype not in dtypes and not (counter and tensor.dtype == torch.int64):
         return f"{_name(tensor.dtype)}, not {', '.join(map(_name, dtypes))}"
     # A view that repeats its numbers may claim any size.
     if tensor.numel() * tensor.element_size() > tensor.untyped_storage().nbytes():

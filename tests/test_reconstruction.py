@@ -18,7 +18,14 @@ from sit_vit5.data.images import center_crop
 from sit_vit5.distributed import Processes, alone
 from sit_vit5.errors import UserError
 from sit_vit5.metrics.frechet import frechet_distance
-from sit_vit5.metrics.similarity import Unavailable, find_backbone, lpips, psnr, ssim
+from sit_vit5.metrics.similarity import (
+    Unavailable,
+    find_backbone,
+    load_backbone,
+    lpips,
+    psnr,
+    ssim,
+)
 from sit_vit5.metrics.statistics import Statistics
 from sit_vit5.reconstruction import reconstruct, round_trip
 
@@ -88,6 +95,12 @@ def test_lpips_equals_the_library_with_its_weights_in_the_cache_or_given(squeeze
         lpips((64, 64, 3), CPU, network="squeeze", weights=str(tmp_path / "other.pth"))
     with pytest.raises(Unavailable, match="images of 64 pixels or more"):
         lpips((32, 32, 3), CPU, network="squeeze", weights=None)
+
+
+def test_a_pointer_in_place_of_lpips_weights_is_named(tmp_path):
+    (tmp_path / "x.pth").write_text("version https://git-lfs.github.com/spec/v1")
+    with pytest.raises(UserError, match="x.pth cannot be read: it is a pointer of Git LFS"):
+        load_backbone(torch.nn.Sequential(), tmp_path / "x.pth", "alex")
 
 
 def test_missing_lpips_weights_say_how_to_get_them(tmp_path, monkeypatch):

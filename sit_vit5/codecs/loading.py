@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from sit_vit5.errors import UserError
+from sit_vit5.tensors import check_values, read_diffusers
 
 
 @dataclass(frozen=True)
@@ -83,6 +84,10 @@ class Found:
 
     def load(self, *, local_only: bool) -> nn.Module:
         """The network with its weights."""
+        remedy = "download the autoencoder again"
+        folder = Path(self.repository, self.subfolder or "")
+        if folder.is_dir():  # diffusers casts any type
+            read_diffusers(folder, remedy=remedy)
         with _errors_in_one_line(self.source):
             network, report = _diffusers_class(self.config["_class_name"]).from_pretrained(
                 self.repository,
@@ -94,9 +99,9 @@ class Found:
             )
         if report["missing_keys"]:  # diffusers leaves them random, with a warning
             raise UserError(
-                f"the weights in {self.source} lack {sorted(report['missing_keys'])[0]}; download "
-                "the autoencoder again"
+                f"the weights in {self.source} lack {sorted(report['missing_keys'])[0]}; {remedy}"
             )
+        check_values(network.state_dict(), self.source, remedy=remedy)
         return network
 
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from sit_vit5.errors import UserError, brief
-from sit_vit5.tensors import FLOATS, read_tensors
+from sit_vit5.tensors import read_tensors
 
 # uint8 (B, H, W, C) originals and reconstructions -> (B,), fp64.
 Similarity = Callable[[np.ndarray, np.ndarray], np.ndarray]
@@ -116,7 +116,7 @@ def find_backbone(network: str, weights: str | None) -> Path:
 def load_backbone(network: nn.Module, path: Path, name: str) -> None:
     """torchvision's weights into the package's network, whose slices keep torchvision's numbers."""
     what = f"torchvision's {name} weights file"
-    weights = read_tensors(path, dtypes=(*FLOATS, torch.int64), remedy=f"download {what} again")
+    weights = read_tensors(path, remedy=f"download {what} again")
     try:
         for part in network.children():
             wanted = part.state_dict()

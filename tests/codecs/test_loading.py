@@ -57,6 +57,31 @@ def test_missing_weights_are_refused_and_old_names_of_theirs_are_read(folders, t
         build_codec("sd-vae-ema", str(tmp_path))
 
 
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (lambda t: t.long(), "encoder.conv_in.bias is int64, not float32"),
+        (lambda t: t * math.nan, "encoder.conv_in.bias is not finite"),
+    ],
+)
+def test_weights_that_diffusers_would_cast_are_refused(folders, tmp_path, change, reason):
+    random_autoencoder("scale").save_pretrained(tmp_path)
+    weights = load_file(tmp_path / WEIGHTS)
+    save_file(
+        weights | {"encoder.conv_in.bias": change(weights["encoder.conv_in.bias"])},
+        tmp_path / WEIGHTS,
+    )
+    with pytest.raises(UserError, match=f"{WEIGHTS} cannot be used: {reason}.*; download"):
+        build_codec("sd-vae-ema", str(tmp_path))
+
+
+def test_a_pointer_of_git_lfs_in_place_of_weights_is_named(tmp_path):
+    random_autoencoder("scale").save_pretrained(tmp_path)
+    (tmp_path / WEIGHTS).write_text("version https://git-lfs.github.com/spec/v1\n")
+    with pytest.raises(UserError, match="a pointer of Git LFS, not the file; fetch it"):
+        build_codec("diffusers", str(tmp_path))
+
+
 def test_origin_tells_a_hubs_revision_and_a_folders_name(folders, hub):
     revision = hub("org/pipeline", random_autoencoder("dc"), "vae")
     found = build_codec("diffusers", "org/pipeline/vae", local_only=True)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import timm
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 
 from sit_vit5.errors import UserError
 from sit_vit5.metrics import EXTRACTORS, build_extractor, extract_features, extract_statistics
@@ -184,6 +184,28 @@ def test_a_pickle_in_place_of_weights_is_refused_unexecuted(tmp_path):
             with pytest.raises(UserError, match="was not executed"):
                 build_extractor(extractor, str(tmp_path / name))
     assert not (tmp_path / "executed").exists()
+
+
+@pytest.mark.parametrize("features", ["inception", "dinov2", f"timm:{TINY}"])
+def test_a_pointer_or_a_page_in_place_of_weights_is_named(tmp_path, monkeypatch, features):
+    monkeypatch.setattr(timm_model, "DINOV2", TINY)
+    for content, reason in (
+        ("version https://git-lfs.github.com/spec/v1\noid sha256:4d7a", "a pointer of Git LFS"),
+        ("<!doctype html>", "a web page"),
+    ):
+        (tmp_path / "weights.pth").write_text(content)
+        with pytest.raises(UserError, match=f"weights.pth cannot be read: it is {reason}") as error:
+            build_extractor(features, str(tmp_path / "weights.pth"))
+        assert "weights_only" not in str(error.value)
+
+
+def test_weights_that_are_not_finite_or_integers_are_refused(tiny_file, tmp_path):
+    weights = load_file(tiny_file)
+    name = next(iter(weights))
+    for tensor, reason in ((weights[name] * np.nan, "is not finite"), (weights[name].long(), name)):
+        save_file(weights | {name: tensor}, tmp_path / "x.safetensors")
+        with pytest.raises(UserError, match=reason):
+            build_extractor(f"timm:{TINY}", str(tmp_path / "x.safetensors"))
 
 
 def test_a_foreign_state_dict_is_refused(tmp_path):

@@ -20,7 +20,7 @@ from sit_vit5.metrics.extractors.base import (
     image_tensor,
 )
 from sit_vit5.precision import tf32_off
-from sit_vit5.tensors import FLOATS, read_tensors
+from sit_vit5.tensors import read_tensors
 
 # ADM's evaluator takes channels 0..6 of 192: 7 x 17 x 17 = 2,023 numbers, about as many as pool's.
 SPATIAL_CHANNELS = 7
@@ -45,7 +45,7 @@ class Inception:
 
         # The library unpickles its file without restriction: it gets checked tensors instead.
         checked = io.BytesIO()
-        torch.save(read_tensors(path, dtypes=(*FLOATS, torch.int64), remedy=_REMEDY), checked)
+        torch.save(read_tensors(path, remedy=_REMEDY), checked)
         checked.seek(0)
         try:
             network = FeatureExtractorInceptionV3(

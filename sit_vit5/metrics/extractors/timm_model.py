@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch.nn import functional
 
-from sit_vit5.errors import UserError, brief, nearest
+from sit_vit5.errors import UserError, brief, listed, nearest
 from sit_vit5.files import file_hash
 from sit_vit5.metrics.device import default_device
 from sit_vit5.metrics.extractors.base import (
@@ -121,6 +121,14 @@ def _load(model: str, path: Path, side: int | None) -> torch.nn.Module:
     network = timm.create_model(model, num_classes=0, **({"img_size": side} if side else {}))
     # By timm's convention the module of a model knows the older names and sizes of its weights.
     rename = getattr(sys.modules[type(network).__module__], "checkpoint_filter_fn", None)
+    own = network.state_dict()
+    cast = [
+        k
+        for k, t in weights.items()
+        if k in own and t.is_floating_point() != own[k].is_floating_point()
+    ]
+    if cast:
+        raise UserError(f"{path} is not {what}: {listed(cast, most=3)} of another type")
     try:
         keys = network.load_state_dict(
             rename(weights, network) if rename else weights, strict=False
