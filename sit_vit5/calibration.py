@@ -96,25 +96,25 @@ class Values:
     recall: float | None = None
 
 
-def calibrate(options: CalibrateConfig, processes: Processes) -> int:
-    """Run what can run, print the table; 0 if evaluator and a sampler meet the published values."""
+def calibrate(options: CalibrateConfig, processes: Processes) -> None:
+    """Run what can run; print the table and the verdict, and write both to calibration.json."""
     options = replace(options, precision=options.precision or _default_precision(processes))
     with one_word(processes):
         (missing,) = gather([missing_inputs(options) if processes.is_main else None], processes)[:1]
     say = print if processes.is_main else _silent
     for entry in missing:
         say(f"missing: {entry.text}")
-    lacking, results = {entry.key for entry in missing}, {}
-    if not {"adm_samples", "reference", "features"} & lacking or not {"weights", "codec"} & lacking:
-        out = Path(options.out)
-        with lock(out, "calibration") if processes.is_main else nullcontext():
-            results = _run(out, options, lacking, processes, say)
-            if processes.is_main:
-                write_json(out / RESULT, {name: asdict(values) for name, values in results.items()})
-    judged = judge(results, features=options.features)
-    say(*table(results), *judged.lines, sep="\n")
-    (good,) = gather([judged.good], processes)[:1]  # the others have no values
-    return 0 if good else 1
+    lacking, out = {entry.key for entry in missing}, Path(options.out)
+    if {"adm_samples", "reference", "features"} & lacking and {"weights", "codec"} & lacking:
+        raise UserError("nothing can be calibrated without the inputs that are missing")
+    with lock(out, "calibration") if processes.is_main else nullcontext():
+        results = _run(out, options, lacking, processes, say)
+        if not processes.is_main:
+            return
+        judged = judge(results, features=options.features)
+        values = {name: asdict(found) for name, found in results.items()}
+        write_json(out / RESULT, asdict(judged) | {"values": values})
+    print(*table(results), *judged.verdict, out / RESULT, sep="\n")
 
 
 def _silent(*_: object, **__: object) -> None:
@@ -320,10 +320,10 @@ def _cells(title: str, values: dict) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class Judged:
-    """good: evaluator and a sampler meet the published values; lines: for people."""
+    """met: evaluator and a sampler meet the published values; verdict: lines for people."""
 
-    good: bool
-    lines: list[str]
+    met: bool
+    verdict: list[str]
 
 
 def judge(results: dict[str, Values], *, features: str) -> Judged:
