@@ -106,7 +106,7 @@ def calibrate(options: CalibrateConfig, processes: Processes) -> None:
         say(f"missing: {entry.text}")
     lacking, out = {entry.key for entry in missing}, Path(options.out)
     if {"adm_samples", "reference", "features"} & lacking and {"weights", "codec"} & lacking:
-        raise UserError("nothing can be calibrated without the inputs that are missing")
+        raise UserError("nothing can be calibrated: the inputs named above are missing")
     with lock(out, "calibration") if processes.is_main else nullcontext():
         results = _run(out, options, lacking, processes, say)
         if not processes.is_main:

@@ -11,6 +11,8 @@ import yaml
 
 # Of the published values: samples, and size of the images in pixels.
 SAMPLES, IMAGE_SIZE = 50_000, 256
+# Of sample/generate.py for values without guidance: the sampler and precision of SiT's code.
+SAMPLER_FLAGS = "--method euler_maruyama --steps 250 --guidance.scale 1 --precision tf32"
 EARLY = 400_000  # the step of figure 6 at which all models have a value
 
 

@@ -156,7 +156,7 @@ def test_without_any_input_all_are_named_and_nothing_is_written(tmp_path, monkey
     monkeypatch.setenv("TORCH_HOME", str(tmp_path))
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
-    with pytest.raises(UserError, match="nothing can be calibrated without the inputs"):
+    with pytest.raises(UserError, match="nothing can be calibrated: the inputs"):
         calibrate(CalibrateConfig(), alone())
     shown = capsys.readouterr().out
     for name in (

@@ -18,7 +18,7 @@ from sit_vit5.config import TrainConfig
 from sit_vit5.files import write_text
 from sit_vit5.page import definitions
 from sit_vit5.presets import backbone
-from sit_vit5.published import IMAGE_SIZE, SAMPLES, paper_name, published, rival
+from sit_vit5.published import IMAGE_SIZE, SAMPLER_FLAGS, SAMPLES, paper_name, published, rival
 from sit_vit5.run_folder import PAGE_FILE
 from sit_vit5.training.curves import Point, curve, shown
 from sit_vit5.training.page_grids import grids
@@ -57,7 +57,7 @@ def write_page(
         events=_events(events),
         changes=_changes(config),
         config=_configuration(config),
-        commands=_commands(run),
+        commands=_commands(run, config),
     )
     write_text(run / PAGE_FILE, page)
 
@@ -225,13 +225,16 @@ def _yaml(value: object) -> str:
     return text.removesuffix("...\n").strip()
 
 
-def _commands(run: Path) -> str:
+def _commands(run: Path, config: TrainConfig) -> str:
     """How to go on, from the folder in which the run was started."""
+    has_curve = config.model in published().curves and config.data.image_size == IMAGE_SIZE
+    sampler = f" {SAMPLER_FLAGS}" if has_curve else ""
     place, samples = shlex.quote(str(run)), shlex.quote(str(run / "samples/50k"))
     commands = [
         f"python train_sit.py --resume {place}",
         f"python sample/grid.py --checkpoint {place}",
-        f"python sample/generate.py --checkpoint {place} --num-samples 50000 --out {samples}",
+        f"python sample/generate.py --checkpoint {place} --num-samples 50000 --out {samples}"
+        + sampler,
         f"python evaluate/metrics.py {samples}/samples.npz --reference REFERENCE.npz",
     ]
     return "\n".join(escape(command) for command in commands)

@@ -14,9 +14,11 @@ from helpers import BROWSER, ROOT, TINY, Page, screenshot
 from PIL import Image
 
 from sit_vit5.checkpoint import open_checkpoint
-from sit_vit5.cli import parse_train
+from sit_vit5.cli import parse, parse_train
 from sit_vit5.codecs import build_codec
+from sit_vit5.config import GenerateConfig
 from sit_vit5.data import build_source
+from sit_vit5.published import SAMPLER_FLAGS
 from sit_vit5.training.curves import Axis, curve, means, thin
 from sit_vit5.training.page import write_page
 from sit_vit5.training.page_grids import EMBEDDED
@@ -140,6 +142,15 @@ def test_published_values_are_drawn_beside_a_run_of_that_model(run):
 )
 def test_published_values_are_drawn_beside_no_other_run(run, changes, metric):
     assert 'class="beside"' not in evaluated(run, changes, metric)
+
+
+def test_sampling_commands_of_a_published_model_are_those_of_its_values(tmp_path):
+    for model, expected in (("ViT5-S/2", True), ("ViT5-Nano/2", False)):
+        write_page(tmp_path, config("--data.image-size", 256, "--model", model), [], [])
+        page = Page((tmp_path / "run.html").read_text())
+        assert (f"samples/50k {SAMPLER_FLAGS}" in page.text) == expected
+    argv = f"--checkpoint x {SAMPLER_FLAGS}".split()
+    assert parse(GenerateConfig, argv).precision == "tf32"
 
 
 def path_points(svg: str, kind: str) -> list[str]:
