@@ -26,6 +26,10 @@ if TYPE_CHECKING:
 # Decay of the averages that DiT and SiT release.
 OFFICIAL_DECAY = 0.9999
 IMAGENET_CLASSES = 1000
+# Methods that train SiT with code of their own: REPA, iREPA, REPA-E, REG, SRA, HASTE, DispLoss.
+_BUILT_ON_SIT = re.compile(
+    r"repa|(?<![a-z])(reg|sra|haste|disp(loss|ersive)?)(?![a-z])", re.IGNORECASE
+)
 # DiT's discrete diffusion (beta from 1e-4 to 0.02 in 1,000 steps) follows the vp path within 0.1 in
 # the log of alpha^2 / sigma^2.
 DIT_OBJECTIVE = ObjectiveConfig(interpolant="vp", prediction="noise")
@@ -57,8 +61,8 @@ def convert_classifier(official: OfficialFile, options: ConvertConfig, target: P
     from sit_vit5.models.classifier_folder import save_classifier
     from sit_vit5.models.official import official_classifier
 
-    if options.class_names is not None or options.kind is not None:
-        raise UserError("class_names and kind have no use for a classifier; drop them")
+    if any(option is not None for option in (options.class_names, options.kind, options.time)):
+        raise UserError("class_names, kind and time have no use for a classifier; drop them")
     model = official_classifier(official.weights, official.path, heads=options.heads)
     save_classifier(model, target, source=_origin(official))
 
@@ -69,12 +73,14 @@ def convert_denoiser(official: OfficialFile, options: ConvertConfig, target: Pat
     from sit_vit5.codecs import configured_codec
     from sit_vit5.models.official import official_denoiser
 
-    dit, table = is_dit(options), official.weights.get("y_embedder.embedding_table.weight", ())
+    dit, from_data = is_dit(official, options), is_from_data(official, options)
+    table = official.weights.get("y_embedder.embedding_table.weight", ())
     names = None if options.class_names is None else read_names(options.class_names)
     build = partial(
         official_denoiser,
         source=official.path,
         dit=dit,
+        from_data=from_data,
         heads=options.heads,
         # As many names as rows: trained without class dropout, there is no null label.
         num_classes=len(table) if names is not None and len(names) == len(table) else None,
@@ -96,7 +102,7 @@ def convert_denoiser(official: OfficialFile, options: ConvertConfig, target: Pat
         in_channels=model.in_channels,
         input_size=model.input_size,
         class_names=names or default_names(model.num_classes),
-        data=_origin(official),
+        data=_origin(official) | ({"time": "reversed"} if from_data else {}),
         codec=codec.identity,
         codec_origin=codec.origin,
         out_channels=model.out_channels if dit else None,
@@ -113,6 +119,12 @@ def convert_denoiser(official: OfficialFile, options: ConvertConfig, target: Pat
     )
     averages = {decay_name(OFFICIAL_DECAY): model.state_dict()}
     import_checkpoint(target, state, config, averages=averages, model=raw)
+    if from_data:
+        print(
+            "time reversed, and the velocity with it: t = 0 is noise now, the outputs are the same"
+        )
+    if official.dropped:
+        print(f"dropped: {len(official.dropped)} tensors of REPA's projectors, which only train")
 
 
 def check_codec(codec: Codec, name: str, model: Denoiser) -> None:
@@ -125,15 +137,34 @@ def check_codec(codec: Codec, name: str, model: Denoiser) -> None:
         )
 
 
-def is_dit(options: ConvertConfig) -> bool:
+def is_dit(official: OfficialFile, options: ConvertConfig) -> bool:
     """Whether the file is DiT's: their keys are the same, so the name or the user must say it."""
     if options.kind is not None:
         return options.kind == "dit"
-    name = Path(options.source).name
+    name = official.path.name
     words = set(re.findall(r"[a-z]+", name.lower()))
-    if ("sit" in words) == ("dit" in words):
+    sit = "sit" in words or bool(official.dropped)
+    if sit == ("dit" in words):
         raise UserError(f"the name {name} does not say whether it is SiT or DiT; give --kind")
-    return "dit" in words
+    return not sit
+
+
+def is_from_data(official: OfficialFile, options: ConvertConfig) -> bool:
+    """Whether a SiT runs from data (t = 0) to noise, as REPA does (sihyun-yu/REPA, loss.py).
+
+    Projectors are REPA's. Without them only the name of a file tells what was built on it.
+    """
+    if is_dit(official, options):
+        if options.time is not None:
+            raise UserError(f"time {options.time} has no effect on DiT; drop it")
+        return False
+    name = official.path.name
+    if options.time is None and not official.dropped and _BUILT_ON_SIT.search(name):
+        raise UserError(
+            f"{name} may be a SiT that runs from data to noise, as REPA's do; give --time "
+            "data-to-noise, or for one that runs as the released SiT --time noise-to-data"
+        )
+    return options.time == "data-to-noise" or (options.time is None and bool(official.dropped))
 
 
 def _origin(official: OfficialFile) -> dict:

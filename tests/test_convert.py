@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from argparse import Namespace
 from pathlib import Path
 
 import numpy as np
@@ -110,6 +111,59 @@ def test_a_classifier_becomes_a_folder(tmp_path, capsys):
     golden = load_file(ROOT / "tests" / "golden" / "vit5_classifier.safetensors")
     logits = load_classifier(tmp_path / "vit5")(golden["input.images"])
     torch.testing.assert_close(logits, golden["output.logits"], atol=1e-4, rtol=0)
+
+
+@pytest.fixture
+def repa(tmp_path) -> Path:
+    """A file as REPA's trainer writes it, with the fixture's weights."""
+    weights = golden_weights("sit_model_nosigma")
+    weights |= {f"projectors.0.{layer}.weight": torch.zeros(64, 64) for layer in (0, 2)}
+    content = {"model": weights, "ema": weights, "opt": {}, "args": Namespace(lr=1e-4), "steps": 3}
+    torch.save(content, tmp_path / "repa_sit.pt")
+    return tmp_path / "repa_sit.pt"
+
+
+def test_repa_is_converted_to_time_from_noise(tmp_path, repa, tiny_vae, capsys):
+    """The fixture, taken for a network from data to noise, is the converted one at 1 - t."""
+    main([str(repa), "--to", str(tmp_path / "r"), "--heads=4", f"--codec.path={tiny_vae}"])
+    shown = capsys.readouterr().out
+    assert "time reversed" in shown and "dropped: 2 tensors of REPA's projectors" in shown
+    checkpoint = open_checkpoint(tmp_path / "r")
+    golden = load_file(ROOT / "tests" / "golden" / "sit_model_nosigma.safetensors")
+    x, t, y = (golden[f"input.{name}"] for name in "xty")
+    for name in ("ema", "raw"):
+        velocity = checkpoint.denoiser(name)(x, 1 - t, y)
+        torch.testing.assert_close(velocity, -golden["output.forward"], atol=1e-4, rtol=0)
+    assert checkpoint.state.data["time"] == "reversed"
+
+
+def test_the_direction_of_time_may_be_given(tmp_path, repa, sit, tiny_vae):
+    golden = load_file(ROOT / "tests" / "golden" / "sit_model_nosigma.safetensors")
+    x, t, y = (golden[f"input.{name}"] for name in "xty")
+    common = ["--heads=4", f"--codec.path={tiny_vae}"]
+    plain = tmp_path / "iREPA-sit.pt"
+    plain.write_bytes(sit.read_bytes())
+    cases = {
+        "a": (repa, "noise-to-data", t, 1),
+        "b": (plain, "data-to-noise", 1 - t, -1),
+        "c": (sit, "data-to-noise", 1 - t, -1),
+    }
+    for to, (file, direction, time, sign) in cases.items():
+        main([str(file), "--to", str(tmp_path / to), *common, "--time", direction])
+        velocity = open_checkpoint(tmp_path / to).denoiser("ema")(x, time, y)
+        torch.testing.assert_close(velocity, sign * golden["output.forward"], atol=1e-4, rtol=0)
+    with pytest.raises(UserError, match="time data-to-noise has no effect on DiT"):
+        main([str(sit), "--to", str(tmp_path / "d"), *common, "--kind=dit", "--time=data-to-noise"])
+
+
+@pytest.mark.parametrize(
+    "name", ["repa_sit.pt", "SiT-XL-2-iREPA.pt", "sit-repa-e.pt", "sit_SRA.pt", "disploss-sit.pt"]
+)
+def test_derivatives_of_sit_ask_for_the_direction(tmp_path, sit, tiny_vae, name):
+    (tmp_path / name).write_bytes(sit.read_bytes())
+    arguments = ["--heads=4", f"--codec.path={tiny_vae}"]
+    with pytest.raises(UserError, match="may be a SiT that runs from data to noise.*give --time"):
+        main([str(tmp_path / name), "--to", str(tmp_path / "new"), *arguments])
 
 
 def test_what_cannot_be_converted_is_refused_and_leaves_nothing(tmp_path, sit, tiny_vae):

@@ -22,6 +22,9 @@ class ConvertConfig:
     """Folder to write; it must not exist."""
     kind: Literal["sit", "dit"] | None = None
     """SiT or DiT, whose files have the same keys; None: as the file's name says."""
+    time: Literal["noise-to-data", "data-to-noise"] | None = None
+    """Direction of time in a SiT: from noise (t = 0) to data as released, or from data to noise as
+    in REPA, which is converted; None: as the file says."""
     step: Interval = 0
     """Optimizer steps behind the weights, for the record; 0: unknown."""
     heads: Annotated[int, Ge(1), Le(2**16)] | None = None

@@ -6,6 +6,7 @@ is not rotated; the head reads cls after the final norm.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -18,6 +19,24 @@ from sit_vit5.models.linear import Linear
 from sit_vit5.models.rope import RopeTables
 from sit_vit5.precision import at_least_fp32
 from sit_vit5.presets import Backbone
+
+# Key of a state dict: channels of the images, rows and columns of the position table. Only where
+# they are not those of square RGB images, so that released files and ours have the same names.
+GEOMETRY = "geometry"
+
+
+def stored_grid(weights: dict[str, Tensor]) -> tuple[int, int] | None:
+    """Rows and columns that a state dict names, or None."""
+    if GEOMETRY not in weights:
+        return None
+    _, rows, columns = (int(number) for number in weights[GEOMETRY])
+    return rows, columns
+
+
+def position_grid(weights: dict[str, Tensor], entries: int) -> tuple[int, int] | None:
+    """Rows and columns of a flat position table: as stored beside it, else a square; or None."""
+    rows, columns = stored_grid(weights) or (math.isqrt(entries),) * 2
+    return (rows, columns) if rows * columns == entries else None
 
 
 @dataclass(frozen=True)
@@ -135,6 +154,47 @@ class ViT5Classifier(nn.Module):
         for token in (self.cls_token, self.positions, self.registers):
             if token is not None:
                 nn.init.trunc_normal_(token, std=0.02)
+
+    def geometry(self) -> dict[str, Tensor]:
+        """`{GEOMETRY: (channels, rows, columns)}` where shapes alone may not tell them, else {}."""
+        rows, columns = self.backbone.grid(self.image_size)
+        if self.positions is not None and rows == columns and self.in_channels == 3:
+            return {}
+        return {GEOMETRY: torch.tensor([self.in_channels, rows, columns], dtype=torch.float32)}
+
+    def _save_to_state_dict(
+        self, destination: dict[str, Tensor], prefix: str, keep_vars: bool
+    ) -> None:
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        destination.update({prefix + name: tensor for name, tensor in self.geometry().items()})
+
+    def _load_from_state_dict(
+        self,
+        state_dict: dict[str, Tensor],
+        prefix: str,
+        local_metadata: dict,
+        strict: bool,
+        missing_keys: list[str],
+        unexpected_keys: list[str],
+        error_msgs: list[str],
+    ) -> None:
+        """Refuses the positions of another grid with as many patches."""
+        given = state_dict.pop(prefix + GEOMETRY, None)
+        positions = state_dict.get(prefix + "positions")
+        if positions is not None and self.positions is not None:
+            own = self.backbone.grid(self.image_size)
+            grid = position_grid({} if given is None else {GEOMETRY: given}, len(positions))
+            if grid != own and positions.shape == self.positions.shape:
+                error_msgs.append(f"positions of a grid {grid} for {own}: resize them first")
+        super()._load_from_state_dict(
+            state_dict,
+            prefix,
+            local_metadata,
+            strict,
+            missing_keys,
+            unexpected_keys,
+            error_msgs,
+        )
 
     def _positions_on(self, grid: tuple[int, int]) -> Tensor:
         own = self.backbone.grid(self.image_size)

@@ -55,7 +55,6 @@ def load_classifier(folder: Path) -> ViT5Classifier:
     file = folder / CONFIG
     facts = read_json(file, _Facts, remedy=REMEDY)
     backbone = backbone_from_dict(facts.backbone, conditional=False, source=file, remedy=REMEDY)
-    weights = read_tensors(folder / WEIGHTS, dtypes=(torch.float32,), remedy=REMEDY)
     try:
         with torch.device("meta"):
             model = ViT5Classifier(
@@ -66,5 +65,6 @@ def load_classifier(folder: Path) -> ViT5Classifier:
             )
     except UserError as error:
         raise UserError(damaged(file, str(error), REMEDY)) from None
-    load_weights(model, weights, folder, assign=True)
+    weights = read_tensors(folder / WEIGHTS, dtypes=(torch.float32,), remedy=REMEDY)
+    load_weights(model, weights | model.geometry(), folder, assign=True)
     return model.eval().requires_grad_(False)

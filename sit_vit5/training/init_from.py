@@ -12,11 +12,11 @@ from torch import Tensor
 
 from sit_vit5.checkpoint import open_checkpoint
 from sit_vit5.errors import UserError
-from sit_vit5.models.classifier import ViT5Classifier
+from sit_vit5.models.classifier import GEOMETRY, ViT5Classifier
 from sit_vit5.models.classifier_folder import is_classifier_folder, load_classifier
 from sit_vit5.models.denoiser import Denoiser
 from sit_vit5.models.layers import resize_positions
-from sit_vit5.models.official import WEIGHTS_SUFFIXES
+from sit_vit5.models.official import WEIGHTS_SUFFIXES, official_classifier, read_official
 from sit_vit5.presets import Backbone
 from sit_vit5.recipes import Recipe
 
@@ -118,6 +118,7 @@ def classifier_as_denoiser(classifier: ViT5Classifier) -> dict[str, Tensor]:
     `_gates`, blocks of the same recipe compute the same function before the first step.
     """
     weights = dict(classifier.state_dict())
+    weights.pop(GEOMETRY, None)
     for number in range(classifier.backbone.depth):
         for norm, linear in (("norm1", "attention.qkv"), ("norm2", "mlp.fc1")):
             norm, linear = f"blocks.{number}.{norm}", f"blocks.{number}.{linear}"
@@ -154,19 +155,31 @@ def _gates(donor: Donor, model: Denoiser) -> dict[str, Tensor]:
     return gates
 
 
+def _open_classifier(path: Path) -> ViT5Classifier | None:
+    """The classifier in a folder or a weights file; None if it is neither."""
+    if is_classifier_folder(path):
+        return load_classifier(path)
+    if not path.is_file() or path.suffix not in WEIGHTS_SUFFIXES:
+        return None
+    advice = f"--init-from needs a folder; first: python -m sit_vit5.convert {path} --to DIR"
+    official = read_official(path)
+    if not official.is_classifier:
+        raise UserError(advice)
+    try:
+        return official_classifier(official.weights, path)
+    except UserError as error:
+        raise UserError(f"{error}; {advice}" if "--heads" in str(error) else str(error)) from None
+
+
 def _open(path: str) -> Donor:
-    if is_classifier_folder(Path(path)):
-        classifier = load_classifier(Path(path))
+    classifier = _open_classifier(Path(path))
+    if classifier is not None:
         grid = classifier.backbone.grid(classifier.image_size)
         return Donor(classifier_as_denoiser(classifier), classifier.backbone, grid)
-    if Path(path).is_file() and Path(path).suffix in WEIGHTS_SUFFIXES:
-        raise UserError(
-            f"--init-from wants a folder; first: python -m sit_vit5.convert {path} --to DIR"
-        )
     checkpoint = open_checkpoint(path)
     backbone, state = checkpoint.config.backbone, checkpoint.state
     return Donor(
-        checkpoint.weights("ema"),
+        checkpoint.denoiser("ema").state_dict(),
         backbone,
         backbone.grid(state.input_size),
         state.class_names,

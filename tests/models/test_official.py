@@ -15,9 +15,10 @@ from helpers import golden_weights
 from safetensors.torch import load_file, save_file
 
 from sit_vit5.errors import UserError
+from sit_vit5.models.classifier import ViT5Classifier
 from sit_vit5.models.classifier_folder import load_classifier, save_classifier
 from sit_vit5.models.official import official_classifier, official_denoiser, read_official
-from sit_vit5.presets import RECIPES, Backbone, backbone_from_dict
+from sit_vit5.presets import RECIPES, Backbone, backbone, backbone_from_dict
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 
@@ -119,6 +120,125 @@ def test_wrong_keys_are_listed_briefly():
     assert "1 misshapen (blocks.1.attention.qkv.bias (3,) for (192,))" in message
     with pytest.raises(UserError, match="no published size has width 64 and depth"):
         official_denoiser(golden_weights("sit_model_nosigma"), Path("file.pt"))
+
+
+NORM, FREQS = "blocks.0.attn.q_norm.weight", "blocks.0.attn.rope.freqs"
+FREQUENCIES = golden_weights("vit5_classifier")[FREQS]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"x_embedder.proj.weight": torch.zeros(64, 4, 0, 0)},
+        {"x_embedder.proj.weight": torch.zeros(0, 4, 2, 2)},
+        {"x_embedder.proj.weight": torch.zeros(64, 4)},
+        *[
+            {name: torch.ones(shape)}
+            for shape in ((), (3,), (2, 2, 2), (0,), (0, 64))
+            for name in (
+                "pos_embed",
+                "y_embedder.embedding_table.weight",
+                "blocks.0.mlp.fc1.bias",
+                "final_layer.linear.bias",
+                "final_layer.linear.weight",
+                "t_embedder.mlp.0.weight",
+            )
+        ],
+        {"blocks": torch.ones(1)},
+        {"blocks.0": torch.ones(1)},
+    ],
+)
+@pytest.mark.parametrize("from_data", [False, True])
+def test_a_sit_of_odd_shapes_is_one_line(tmp_path, changes, from_data):
+    weights = golden_weights("sit_model_nosigma") | changes
+    with pytest.raises(UserError) as error:
+        read = read_official(write(tmp_path / "x.pt", weights))
+        official_denoiser(read.weights, read.path, heads=4, from_data=from_data)
+    assert "x.pt" in str(error.value) and "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        *[{FREQS: FREQUENCIES * factor} for factor in (0, -1, 2, float("nan"))],
+        *[
+            {FREQS: frequencies}
+            for frequencies in (torch.tensor(1.0), torch.ones(1), torch.ones(0))
+        ],
+        {FREQS: FREQUENCIES.flip(0)},
+        {FREQS: FREQUENCIES[:, None]},
+        {"blocks.1.attn.rope.freqs": FREQUENCIES**2},  # of a base that the first block has not
+        *[{NORM: torch.ones(shape)} for shape in ((), (0,), (3,), (1000,))],
+        *[{"reg_token": torch.ones(shape)} for shape in ((), (3,), (1, 3, 64), (1, 0, 64))],
+        *[{"pos_embed": torch.ones(shape)} for shape in ((), (3,), (1, 5, 64), (1, 0, 64))],
+        *[{"head.weight": torch.ones(shape)} for shape in ((), (3,), (0, 64))],
+        *[
+            {"patch_embed.proj.weight": torch.ones(shape)}
+            for shape in ((), (64,), (64, 7), (64, 0))
+        ],
+        {"cls_token": torch.ones(())},
+        {"geometry": torch.ones(())},
+    ],
+)
+def test_a_classifier_of_odd_shapes_is_one_line(tmp_path, changes):
+    weights = golden_weights("vit5_classifier") | changes
+    with pytest.raises(UserError) as error:
+        read = read_official(write(tmp_path / "x.pt", weights))
+        official_classifier(read.weights, read.path)
+    assert "x.pt" in str(error.value) and "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
+def test_rotary_bases_survive_half_precision(dtype):
+    weights = {k: t.to(dtype) for k, t in golden_weights("vit5_classifier").items()}
+    assert official_classifier(weights, Path("x")).backbone.recipe == RECIPES["ViT5"]
+
+
+@pytest.mark.parametrize(
+    ("name", "size", "channels"),
+    [
+        ("ViT5", (16, 16), 3),
+        ("ViT5", (8, 32), 3),
+        ("ViT5", (8, 16), 1),
+        ("ViT5", (8, 8), 4),
+        ("DeiT3", (16, 16), 3),
+        ("ViT5-no_ape", (8, 16), 3),
+    ],
+)
+def test_our_own_state_dicts_are_read_as_released_files_are(tmp_path, name, size, channels):
+    recipe = RECIPES.get(name) or backbone(f"{name}-Nano").recipe
+    sizes = Backbone(32, 2, 2, patch_size=4, recipe=recipe)
+    torch.manual_seed(0)
+    model = ViT5Classifier(sizes, image_size=size, in_channels=channels, num_classes=5).eval()
+    images = torch.randn(2, channels, *size)
+    wrapped = {"_orig_mod.module." + key: tensor for key, tensor in model.state_dict().items()}
+    content = {
+        "epoch": 3,
+        "arch": "vit5_small",
+        "state_dict": wrapped,
+        "args": argparse.Namespace(),
+    }
+    for number, saved in enumerate((model.state_dict(), content)):
+        read = read_official(write(tmp_path / f"{number}.pth", saved))
+        assert read.is_classifier and not read.is_denoiser
+        again = official_classifier(read.weights, read.path, heads=2)
+        assert (again.image_size, again.in_channels) == (size, channels)
+        assert torch.equal(again(images), model(images))
+        save_classifier(again, tmp_path / f"folder{number}", source={})
+        assert torch.equal(load_classifier(tmp_path / f"folder{number}")(images), model(images))
+
+
+def test_positions_that_name_no_grid_are_square_or_refused(tmp_path):
+    model = ViT5Classifier(Backbone(32, 2, 2, patch_size=4), image_size=(8, 16), num_classes=5)
+    weights = {key: tensor for key, tensor in model.state_dict().items() if key != "geometry"}
+    read = read_official(write(tmp_path / "x.pth", weights))
+    with pytest.raises(UserError, match="positions of 8 patches, which are no square"):
+        official_classifier(read.weights, read.path)
+    with pytest.raises(RuntimeError, match="positions of a grid None for .2, 4."):
+        model.load_state_dict(weights)
+    turned = ViT5Classifier(Backbone(32, 2, 2, patch_size=4), image_size=(16, 8), num_classes=5)
+    with pytest.raises(RuntimeError, match=r"positions of a grid \(2, 4\) for \(4, 2\)"):
+        turned.load_state_dict(model.state_dict())
 
 
 def test_numbers_that_are_not_finite_are_refused():

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from argparse import Namespace
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
-from helpers import TINY, run_here
+from helpers import TINY, assert_equal, golden_weights, run_here
+from safetensors.torch import load_file, save_file
 
 from sit_vit5.checkpoint import open_checkpoint
 from sit_vit5.errors import UserError
@@ -123,12 +125,42 @@ def test_a_norm_whose_shift_finds_no_bias_is_left_and_said(tmp_path):
         assert "not taken from there: " in said and "blocks.0-2.norm" in said
 
 
+def test_a_state_dict_serves_as_the_folder_does(tmp_path):
+    donor = classifier("ViT5")
+    save_classifier(donor, tmp_path / "donor", source={})
+    content = {"epoch": 3, "state_dict": donor.state_dict(), "args": Namespace(lr=1e-3)}
+    torch.save(content, tmp_path / "timm.pth.tar.pth")
+    torch.save(donor.state_dict(), tmp_path / "plain.pt")
+    expected, _ = init_from(denoiser("ViT5"), str(tmp_path / "donor"), ())
+    for name in ("timm.pth.tar.pth", "plain.pt"):
+        taken, _ = init_from(denoiser("ViT5"), str(tmp_path / name), ())
+        assert_equal(taken, expected)
+
+
+def test_a_damaged_donor_is_refused_before_it_is_taken(tmp_path):
+    run_here("train_sit.py", *TINY, "--output-dir", tmp_path, "--steps", 1)
+    folder = open_checkpoint(tmp_path / "tiny").folder
+    file = folder / "ema_0.995.safetensors"
+    weights = load_file(file)
+    for name in ("positions", "final.bias"):
+        save_file(weights | {name: torch.tensor(1.0)}, file)
+        with pytest.raises(UserError, match=rf"1 misshapen .{name} \(\) for"):
+            init_from(denoiser("ViT5"), str(folder), ())
+
+
 def test_what_cannot_serve_is_refused(tmp_path):
     save_classifier(classifier("ViT5"), tmp_path / "donor", source={})
     with pytest.raises(UserError, match="no weight of .* fits the model; check --model"):
         take(denoiser("ViT5", width=64), str(tmp_path / "donor"), ())
+    torch.save(golden_weights("sit_model_nosigma"), tmp_path / "sit.pt")
+    with pytest.raises(UserError, match=r"first: python -m sit_vit5.convert .*sit.pt --to DIR"):
+        take(denoiser("ViT5"), str(tmp_path / "sit.pt"), ())
+    weights = golden_weights("deit3_ls_classifier")
+    torch.save(weights, tmp_path / "deit.pth")
+    with pytest.raises(UserError, match=r"give --heads; --init-from needs a folder; first: python"):
+        take(denoiser("DeiT3"), str(tmp_path / "deit.pth"), ())
     (tmp_path / "vit5.pth").touch()
-    with pytest.raises(UserError, match=r"first: python -m sit_vit5.convert .*vit5.pth --to DIR"):
+    with pytest.raises(UserError, match="vit5.pth cannot be read: it is empty"):
         take(denoiser("ViT5"), str(tmp_path / "vit5.pth"), ())
     with pytest.raises(UserError, match="does not exist"):
         take(denoiser("ViT5"), str(tmp_path / "nothing"), ())
