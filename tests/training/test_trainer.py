@@ -426,14 +426,23 @@ def test_a_bad_image_saves_what_there_is_and_names_the_file(tmp_path, image_fold
     bad = image_folder / "dog" / "07.png"
     data = ("--data.source", "folder", "--data.path", image_folder, "--batch-size", 4)
     settings = config(tmp_path, "--steps", 6, "--checkpoint.every", 0, *data)
+    bad.write_bytes(b"broken")  # before the start: a resume compares the files' contents
     run = trainer(settings)
-    bad.write_bytes(b"broken")
     with pytest.raises(UserError, match="07.png: cannot be decoded"):
         run.run()
     assert open_checkpoint(tmp_path / "run").state.step == run.step
     skipping = replace(settings, data=replace(settings.data, on_bad_image="skip"))
     assert trainer(skipping, resume=tmp_path / "run").run() == 0
     assert "07.png" in (tmp_path / "run" / "bad_images.txt").read_text()
+
+
+def test_resume_refuses_images_changed_under_their_names(tmp_path, image_folder):
+    data = ("--data.source", "folder", "--data.path", image_folder, "--batch-size", 4)
+    settings = config(tmp_path, "--steps", 1, *data)
+    trainer(settings).run()
+    (image_folder / "dog" / "07.png").write_bytes((image_folder / "dog" / "08.png").read_bytes())
+    with pytest.raises(UserError, match="other data than the run was trained on"):
+        trainer(replace(settings, steps=2), resume=tmp_path / "run")
 
 
 def test_keep_removes_old_checkpoints_but_never_the_newest(tmp_path):
