@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-import numpy as np
-
 from sit_vit5.codecs import Codec, configured_codec
 from sit_vit5.codecs.recorded import RecordedCodec
 from sit_vit5.config import MetricsConfig, TrainConfig
@@ -17,7 +15,7 @@ from sit_vit5.evaluation.reference import open_reference
 from sit_vit5.evaluation.report import metric_name
 from sit_vit5.flow.predictions import Flow
 from sit_vit5.metrics.accumulator import Accumulator, State
-from sit_vit5.metrics.image_sets import ArraySet
+from sit_vit5.metrics.image_sets import UnmadeSet
 from sit_vit5.models.denoiser import Denoiser
 from sit_vit5.progress import progress_bar
 from sit_vit5.sampling.generator import Generator, Settings, choose_labels
@@ -70,7 +68,7 @@ class OnlineEvaluation:
                 features=options.features,
                 weights=options.feature_weights,
             ),
-            ArraySet("this run's samples", np.zeros((1, *shape), np.uint8)),
+            UnmadeSet("this run's samples", shape),
             processes,
             weights_option="--evaluation.feature-weights",
         )

@@ -16,8 +16,6 @@ from dataclasses import fields, is_dataclass, replace
 from itertools import groupby
 from pathlib import Path
 
-import numpy as np
-
 from sit_vit5.checkpoint import Checkpoint, open_checkpoint
 from sit_vit5.cli import to_dict
 from sit_vit5.config import GenerateConfig, GuidanceConfig, MetricsConfig, SweepConfig, interval_of
@@ -38,7 +36,7 @@ from sit_vit5.evaluation.sweep_report import (
     table,
 )
 from sit_vit5.files import check_same, lock, write_json, write_text
-from sit_vit5.metrics.image_sets import array_set
+from sit_vit5.metrics.image_sets import UnmadeSet
 from sit_vit5.progress import progress_bar
 from sit_vit5.run_folder import ARCHIVE, MANIFEST, SAMPLES, run_of, step_name
 from sit_vit5.sampling.generate import complete_set, image_shape
@@ -138,7 +136,7 @@ def _load(options: SweepConfig, cells: Sequence[Cell], processes: Processes) -> 
 def _begin(folder: Path, options: SweepConfig, loaded: Loaded) -> Reference:
     """Opens the reference, checks all against it and against what the folder holds already."""
     shape = image_shape(loaded)
-    blank = array_set("the model's images", np.zeros((1, *shape), np.uint8))
+    blank = UnmadeSet("the model's images", shape)
     if options.agreement:
         check_agreement(options.agreement, blank, loaded.class_names)
     option = "--inception-weights"

@@ -74,25 +74,29 @@ def kinds_passed_over(names: Iterable[str]) -> Counter[str]:
 
 def describe_passed_over(kinds: Counter[str]) -> str:
     """ "6 files passed over: 2 .avif, 4 .txt"; empty without any."""
-    if not kinds.total():
+    total = kinds.total()
+    if not total:
         return ""
     named = listed((f"{count:,} {kind}" for kind, count in kinds.most_common()), most=4)
-    return f"{kinds.total():,} files passed over: {named}"
+    return f"{total:,} file{'s' if total > 1 else ''} passed over: {named}"
 
 
 @dataclass(frozen=True)
 class Header:
-    """What a file says of itself before it is decoded. format: Pillow's name, such as PNG."""
+    """What a file says of itself before it is decoded. format: Pillow's name, such as PNG; grey:
+    whether its three channels will be equal."""
 
     width: int
     height: int
     format: str
+    grey: bool
 
 
 def read_header(file: Path | BinaryIO, name: str | None = None) -> Header:
     """Size and format, without the pixels. name: as for `read_rgb`."""
     with _opened(file, name) as image:
-        return Header(*image.size, str(image.format))
+        grey = image.mode in ("1", "L", "LA", "La") or image.mode.startswith("I")
+        return Header(*image.size, str(image.format), grey)
 
 
 def read_rgb(file: Path | BinaryIO, name: str | None = None) -> Image.Image:

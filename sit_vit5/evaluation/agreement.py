@@ -10,7 +10,7 @@ from sit_vit5.data.digits import Digits
 from sit_vit5.errors import UserError
 from sit_vit5.evaluation.inputs import Manifest, check_same_size
 from sit_vit5.metrics.agreement import class_agreement
-from sit_vit5.metrics.image_sets import ImageSet, array_set
+from sit_vit5.metrics.image_sets import ImageSet, array_set, with_channels
 
 BATCH = 1024
 
@@ -18,7 +18,8 @@ BATCH = 1024
 def digits_agreement(samples: ImageSet, manifest: Manifest) -> dict:
     """The share of samples that a classifier of real digits gives the asked class."""
     train, held_out = Digits("train"), Digits("held-out")
-    images = np.concatenate(list(samples.batches(BATCH)))
+    batches = (with_channels(batch, 1, name=samples.name) for batch in samples.batches(BATCH))
+    images = np.concatenate(list(batches))
     agreement = class_agreement(
         train=(train.images, train.labels),
         held_out=(held_out.images, held_out.labels),
@@ -38,6 +39,8 @@ def check_agreement(agreement: str, samples: ImageSet, class_names: Sequence[str
         raise UserError(f"agreement {agreement!r} is not a labelled built-in set: digits")
     digits = Digits("held-out")
     check_same_size(array_set("digits", digits.images), samples)
+    if not samples.is_grey():
+        raise UserError(f"{samples.name} is in colour (3 channels), the digits are grey")
     if tuple(class_names) != digits.class_names:
         raise UserError(f"the samples' classes {list(class_names[:12])} are not the digits")
 

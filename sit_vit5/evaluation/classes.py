@@ -10,7 +10,12 @@ from sit_vit5 import rng
 from sit_vit5.errors import UserError
 from sit_vit5.evaluation.feature_pass import Pass
 from sit_vit5.evaluation.inputs import Manifest
-from sit_vit5.evaluation.real_sets import RealSet, choose_images, samples_numbers
+from sit_vit5.evaluation.real_sets import (
+    RealSet,
+    check_matching,
+    choose_images,
+    samples_numbers,
+)
 from sit_vit5.metrics.class_distance import class_distances
 from sit_vit5.metrics.extractors import POOL
 from sit_vit5.metrics.metric import Described
@@ -29,7 +34,9 @@ def choose_real(real: RealSet, manifest: Manifest, seed: int) -> RealSet:
     numbers = np.sort(np.concatenate(chosen))
     if not len(numbers):
         raise UserError(f"{real.images.name} {NOTHING_IN_COMMON}; name classes alike")
-    return RealSet(choose_images(real.images, numbers), real.labels[numbers], real.class_names)
+    matching = check_matching(real, manifest)
+    images = choose_images(real.images, numbers)
+    return RealSet(images, real.labels[numbers], real.class_names, matching)
 
 
 def describe_real(real: RealSet, features: Pass) -> Described:

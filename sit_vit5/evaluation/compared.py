@@ -14,6 +14,7 @@ from sit_vit5.evaluation.inputs import (
     BUILT_IN,
     FILES,
     check_same_size,
+    common_channels,
     hash_of,
     open_image_set,
 )
@@ -33,7 +34,7 @@ class Source:
     """What a reference offers before any feature is computed.
 
     stored: statistics from its file by output; images: for rows, and for statistics if none are
-    stored. file: where it is an npz.
+    stored. file: where it is an npz. channels: in which its images and samples are compared.
     """
 
     name: str
@@ -41,6 +42,7 @@ class Source:
     stored: Mapping[str, Gaussian]
     images: ImageSet | None
     count: int | None
+    channels: int
     notes: list[str] = field(default_factory=list)
     file: ReferenceFile | None = None
 
@@ -61,7 +63,8 @@ def find_source(text: str, extractor: dict, samples: ImageSet) -> Source:
         return _of_file(path, extractor, samples)
     images = open_image_set(text)
     check_same_size(images, samples)
-    return Source(text, hash_of(text), {}, images, images.count)
+    channels = common_channels(samples, images)
+    return Source(text, hash_of(text), {}, images, images.count, channels)
 
 
 def _of_file(path: Path, extractor: dict, samples: ImageSet) -> Source:
@@ -72,14 +75,33 @@ def _of_file(path: Path, extractor: dict, samples: ImageSet) -> Source:
         pairs = ((POOL, file.pool), (SPATIAL, file.spatial))
         stored = {output: found for output, found in pairs if found is not None}
         count = file.count if stored else file.images.count
-        return Source(str(path), file.sha256, stored, file.images, count, file=file)
+        channels = _stored_channels(file, samples)
+        return Source(str(path), file.sha256, stored, file.images, count, channels, file=file)
     if file.images is None:
         file.check_extractor(extractor)
     note = (
         f"the statistics in {path} are of another extractor; its {file.images.count} images were "
         "used instead"
     )
-    return Source(str(path), file.sha256, {}, file.images, file.images.count, [note], file)
+    channels = common_channels(samples, file.images)
+    return Source(
+        str(path), file.sha256, {}, file.images, file.images.count, channels, [note], file
+    )
+
+
+def _stored_channels(file: ReferenceFile, samples: ImageSet) -> int:
+    """The channels behind stored statistics. Refuses samples in colour for those of grey images."""
+    if file.pool is None:
+        return common_channels(samples, file.images)
+    if file.image_shape is None:
+        return samples.shape[2]
+    channels = file.image_shape[2]
+    if channels == 1 and not samples.is_grey():
+        raise UserError(
+            f"{file.path} is a reference of grey images, {samples.name} is in colour (3 channels); "
+            "give a reference of images in colour"
+        )
+    return channels
 
 
 def check_stored_widths(

@@ -12,12 +12,12 @@ from sit_vit5.evaluation.agreement import digits_agreement
 from sit_vit5.evaluation.compared import enough, few_notes
 from sit_vit5.evaluation.environment import device_name, versions
 from sit_vit5.evaluation.inputs import Manifest
-from sit_vit5.evaluation.mistakes import Evidence, find_mistakes
+from sit_vit5.evaluation.mistakes import Evidence, Finding, find_mistakes
 from sit_vit5.evaluation.neighbours import neighbour_findings
 from sit_vit5.evaluation.observing import Observations
 from sit_vit5.evaluation.opened import Inputs, open_inputs
 from sit_vit5.evaluation.protocol import protocol_notes
-from sit_vit5.evaluation.real_sets import RealSet
+from sit_vit5.evaluation.real_sets import LoadedSet, RealSet
 from sit_vit5.evaluation.reference import Reference, open_reference
 from sit_vit5.evaluation.stages import Run, check_uncertainty, timed
 from sit_vit5.metrics.extractors import Extractor
@@ -80,7 +80,7 @@ def examine(
     result = _facts(options, reference, inputs) | run.values(found) | floor | run.extras(found)
     if options.agreement:
         result["agreement"] = digits_agreement(samples, manifest)
-    result |= by_class | near | _remarks(options, reference, inputs, found, few, near)
+    result |= by_class | near | _remarks(options, reference, inputs, found, few, near, classes)
     result |= {
         "seconds": {stage: round(taken, 3) for stage, taken in run.seconds.items()},
         "device": device_name(),
@@ -98,6 +98,7 @@ def _facts(options: MetricsConfig, reference: Reference, inputs: Inputs) -> dict
         "samples": options.samples,
         "samples_sha256": inputs.sha256,
         "samples_formats": inputs.samples.formats,
+        "samples_passed_over": inputs.samples.passed_over,
         "count": inputs.samples.count,
         "image_shape": list(inputs.samples.shape),
         "reference": options.reference,
@@ -114,6 +115,7 @@ def _remarks(
     found: Described,
     few: list[str],
     near: dict,
+    classes: RealSet | None,
 ) -> dict[str, list[str]]:
     """Warnings and notes: what is likely to be wrong, and what a reader must know."""
     mistakes = find_mistakes(
@@ -133,12 +135,32 @@ def _remarks(
     )
     if near:
         mistakes += neighbour_findings(near["neighbours"])
-    notes = reference.notes + few + few_notes(found, inputs.samples.count, "samples")
+    if classes:
+        matching = classes.matching
+        remarks = (("warning", matching.warning), ("note", matching.note))
+        mistakes += [Finding(level, text) for level, text in remarks if text]
+    notes = (
+        reference.notes
+        + few
+        + _loader_notes(inputs)
+        + few_notes(found, inputs.samples.count, "samples")
+    )
     notes += [finding.text for finding in mistakes if finding.level == "note"]
     return {
         "warnings": [finding.text for finding in mistakes if finding.level == "warning"],
         "notes": notes + tool_notes(reference.extractor),
     }
+
+
+def _loader_notes(inputs: Inputs) -> list[str]:
+    """What training's loader says of the data sets that it opened, such as files passed over."""
+    loaded = [real.images for real in (inputs.classes, inputs.neighbours) if real]
+    return [
+        f"{images.name}: {note.removeprefix('note: ')}"
+        for images in loaded
+        if isinstance(images, LoadedSet)
+        for note in images.source.notes
+    ]
 
 
 def tool_notes(extractor: Extractor) -> list[str]:

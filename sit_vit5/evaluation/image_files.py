@@ -8,40 +8,53 @@ from abc import abstractmethod
 from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import cached_property
+from itertools import pairwise
 from pathlib import Path, PurePosixPath
 from typing import BinaryIO, TypeVar
 
 import numpy as np
 
-from sit_vit5.data.folder import list_images
-from sit_vit5.data.images import EXTENSIONS, BadImage, is_image_name, read_header, read_rgb
+from sit_vit5.data.folder import scan
+from sit_vit5.data.images import (
+    EXTENSIONS,
+    BadImage,
+    describe_passed_over,
+    is_image_name,
+    kinds_passed_over,
+    read_header,
+    read_rgb,
+)
 from sit_vit5.errors import UserError
-from sit_vit5.metrics.image_sets import ImageSet
+from sit_vit5.metrics.image_sets import ImageSet, with_channels
 from sit_vit5.progress import progress_bar
 
 Value = TypeVar("Value")
-NAMED = 4  # kinds of other files in a message
+OWN_FILES = ("metrics.json", "report.html")  # of an earlier evaluation of a folder
+MOST_BYTES = 2**30  # of an image in an archive
 
 
 class FileSet(ImageSet):
-    """Images of one size, as stored, never resized, in the order of their names; RGB.
+    """Images of one size, as stored, never resized, in the order of their names.
 
-    The sizes of all files are compared before the first one is decoded (row E24).
+    Three channels, or one where all files are grey. The sizes of all files are compared before the
+    first one is decoded (row E24).
     """
 
-    def __init__(self, name: str, files: Sequence[Path | PurePosixPath]):
+    def __init__(self, name: str, files: Sequence[Path | PurePosixPath], passed_over: Counter[str]):
         self.files = files
-        sizes, formats = [], Counter()
+        sizes, formats, grey = [], Counter(), True
         with progress_bar(len(files), unit="file", title=f"sizes in {name}") as bar:
             for number in range(len(files)):
                 header = self._call(read_header, number)
                 sizes.append((header.width, header.height))
                 formats[header.format] += 1
+                grey = grey and header.grey
                 bar.update()
         width, height = self._one_size(sizes)
         folders = len({file.parent for file in files})
+        shape = (height, width, 1 if grey else 3)
         super().__init__(
-            name, len(files), (height, width, 3), formats=dict(formats), folders=folders
+            name, len(files), shape, formats=formats, passed_over=passed_over, folders=folders
         )
 
     @abstractmethod
@@ -55,7 +68,8 @@ class FileSet(ImageSet):
     def images(self, indices: Sequence[int]) -> np.ndarray:
         found = np.empty((len(indices), *self.shape), np.uint8)
         for place, number in enumerate(indices):
-            found[place] = self._call(read_rgb, number)
+            pixels = np.asarray(self._call(read_rgb, number))
+            found[place] = with_channels(pixels, self.shape[2], name=self._called(number))
         return found
 
     def _call(self, read: Callable[[Path | BinaryIO, str], Value], number: int) -> Value:
@@ -82,11 +96,11 @@ class FolderSet(FileSet):
     """All images below a folder."""
 
     def __init__(self, folder: Path):
-        files = list_images(folder)
-        if not files:
-            inside = Counter(path.suffix.lower() for path in folder.rglob("*") if path.is_file())
-            raise _no_image(folder, inside)
-        super().__init__(str(folder), files)
+        found = scan(folder)
+        if not found.files:
+            raise _no_image(folder, found.passed_over)
+        own = Counter(Path(name).suffix for name in OWN_FILES if (folder / name).is_file())
+        super().__init__(str(folder), found.files, found.passed_over - own)
 
     def _stream(self, number: int) -> Path:
         return self.files[number]
@@ -100,11 +114,18 @@ class ZipSet(FileSet):
 
     def __init__(self, path: Path):
         self.path = path
-        names = [name for name in self._archive.namelist() if name[-1] != "/"]
-        self.names = sorted(name for name in names if _counts(PurePosixPath(name)))
-        if not self.names:
-            raise _no_image(path, Counter(PurePosixPath(name).suffix.lower() for name in names))
-        super().__init__(str(path), [PurePosixPath(name) for name in self.names])
+        entries = [entry for entry in self._archive.infolist() if not entry.is_dir()]
+        entries = [entry for entry in entries if _visible(PurePosixPath(entry.filename))]
+        passed_over = kinds_passed_over(PurePosixPath(entry.filename).name for entry in entries)
+        images = [entry for entry in entries if is_image_name(PurePosixPath(entry.filename).name)]
+        if not images:
+            raise _no_image(path, passed_over)
+        self.entries = sorted(images, key=lambda entry: entry.filename)
+        for entry, following in pairwise(self.entries):
+            if entry.filename == following.filename:
+                raise UserError(f"{path} holds {entry.filename} twice; write the archive again")
+        names = [PurePosixPath(entry.filename) for entry in self.entries]
+        super().__init__(str(path), names, passed_over)
 
     @cached_property
     def _archive(self) -> zipfile.ZipFile:
@@ -115,28 +136,32 @@ class ZipSet(FileSet):
             raise UserError(f"{self.path} is not a zip archive: {error}; write it again") from None
 
     def _stream(self, number: int) -> BinaryIO:
+        entry = self.entries[number]
+        if entry.file_size > MOST_BYTES:
+            raise UserError(
+                f"{self._called(number)} takes {entry.file_size / 1e9:.1f} GB, no image does; "
+                "remove it"
+            )
         try:
-            return io.BytesIO(self._archive.read(self.names[number]))
+            return io.BytesIO(self._archive.read(entry))
         except Exception as error:  # zipfile, zlib, lzma; a password
             raise UserError(
                 f"{self._called(number)} cannot be read: {error}; write the archive again"
             ) from None
 
     def _called(self, number: int) -> str:
-        return f"{self.names[number]} in {self.path}"
+        return f"{self.entries[number].filename} in {self.path}"
 
 
-def _counts(name: PurePosixPath) -> bool:
-    """Whether an entry is an image; not of hidden folders, nor of what macOS adds."""
+def _visible(name: PurePosixPath) -> bool:
+    """Whether an entry is a file; not one in a hidden folder, nor what macOS adds."""
     hidden = any(part[0] == "." or part == "__MACOSX" for part in name.parts)
-    return not hidden and is_image_name(name.name)
+    return bool(name.name) and not hidden
 
 
-def _no_image(place: Path, inside: Counter) -> UserError:
+def _no_image(place: Path, inside: Counter[str]) -> UserError:
     """What is there instead (row E25)."""
-    kinds = [f"{count} {suffix or 'without extension'}" for suffix, count in inside.most_common()]
-    more = ", ..." if len(kinds) > NAMED else ""
-    found = f"; found {', '.join(kinds[:NAMED])}{more}" if kinds else "; it is empty"
+    found = f"; {describe_passed_over(inside)}" if inside else "; it is empty"
     return UserError(
         f"{place} holds no image (looked for {', '.join(EXTENSIONS)} at any depth){found}; give "
         "the place of the images"

@@ -112,12 +112,26 @@ FILES: dict[str, Callable[[Path], ImageSet]] = {
 
 
 def check_same_size(other: ImageSet, samples: ImageSet, *, what: str = "a reference") -> None:
-    """Refuses to compare images of different size or channels. what: the others should be."""
-    if other.shape != samples.shape:
+    """Refuses to compare images of different size. what: the others should be.
+
+    The numbers of channels may differ: see `common_channels`.
+    """
+    if other.shape[:2] != samples.shape[:2]:
         raise UserError(
-            f"{other.name} has images of {other.shape}, the samples {samples.shape} (height, "
-            f"width, channels); give {what} of the samples' size"
+            f"{other.name} has images of {other.shape[:2]}, the samples {samples.shape[:2]} "
+            f"(height, width); give {what} of the samples' size"
         )
+
+
+def common_channels(samples: ImageSet, other: ImageSet) -> int:
+    """Channels in which to compare two sets: one grey channel equals three equal ones.
+
+    Where only one set has three, they are looked at: 1 if all of its images are grey, else 3.
+    """
+    if samples.shape[2] == other.shape[2]:
+        return samples.shape[2]
+    wide = samples if samples.shape[2] == 3 else other
+    return 1 if wide.is_grey() else 3
 
 
 def hash_of(text: str) -> str | None:

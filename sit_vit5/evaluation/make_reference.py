@@ -24,7 +24,8 @@ from sit_vit5 import rng
 from sit_vit5.arrays import allocate_npy, check_npz, find_member, map_npy, members, write_npz
 from sit_vit5.config import MakeReferenceConfig
 from sit_vit5.data import Source
-from sit_vit5.distributed import Processes, one_word
+from sit_vit5.data.visits import visits
+from sit_vit5.distributed import Processes, gather, one_word
 from sit_vit5.errors import UserError
 from sit_vit5.evaluation.environment import versions
 from sit_vit5.evaluation.real_images import (
@@ -48,6 +49,7 @@ from sit_vit5.files import (
 )
 from sit_vit5.metrics.extractors import POOL, SPATIAL, Extractor
 from sit_vit5.metrics.features import extract_statistics
+from sit_vit5.metrics.image_sets import equal_channels, with_channels
 from sit_vit5.metrics.reference_file import read_facts, write_reference
 from sit_vit5.metrics.statistics import Statistics
 from sit_vit5.progress import progress_bar
@@ -60,12 +62,14 @@ _FILES = (SETTINGS, KEPT, GOOD, "[0-9][0-9][0-9][0-9][0-9].npz", "*.partial", ".
 
 @dataclass(frozen=True)
 class Job:
-    """What is made. kept: sorted indices of the images that stay in the file, (K,)."""
+    """What is made. kept: sorted indices of the images that stay in the file, (K,); channels: 1 if
+    all images are grey."""
 
     options: MakeReferenceConfig
     source: Source
     extractor: Extractor
     kept: np.ndarray
+    channels: int
 
     @property
     def out(self) -> Path:
@@ -93,13 +97,18 @@ class Job:
         return self.folder / f"{number:05d}.npz"
 
     @property
+    def image_shape(self) -> tuple[int, int, int]:
+        """(H, W, C)."""
+        return (*image_shape(self.source)[:2], self.channels)
+
+    @property
     def remedy(self) -> str:
         """What to do about damaged parts."""
         return f"remove {self.folder} and run the same command again"
 
     def map_kept(self, mode: str = "r") -> np.memmap:
         """The images that are kept, uint8 (K, H, W, C)."""
-        shape = (len(self.kept), *image_shape(self.source))
+        shape = (len(self.kept), *self.image_shape)
         return map_npy(self.folder / KEPT, np.uint8, shape, mode=mode, remedy=self.remedy)
 
     def kept_of(self, chunk: range) -> slice:
@@ -110,7 +119,7 @@ class Job:
         """What decides the reference, as JSON values."""
         return {
             "data": self.source.identity,
-            "image_shape": list(image_shape(self.source)),
+            "image_shape": list(self.image_shape),
             "extractor": self.extractor.identity,
             "kept": {"count": len(self.kept), "seed": self.options.seed},
             "chunk": CHUNK,
@@ -147,12 +156,15 @@ def make_reference(options: MakeReferenceConfig, processes: Processes) -> Path:
         source,
         open_extractor(options),
         choose_kept(len(source), options.num_images_kept, options.seed),
+        find_channels(source, options, processes),
     )
     if out.exists():
         with one_word(processes):
             if processes.is_main:
                 check_complete(job)
         return out
+    if processes.is_main and source.notes:
+        print(*source.notes, sep="\n")
     with ExitStack() as held:
         with one_word(processes):
             if processes.is_main:
@@ -168,6 +180,18 @@ def make_reference(options: MakeReferenceConfig, processes: Processes) -> Path:
             if processes.is_main:
                 finish(job)
     return out
+
+
+def find_channels(source: Source, options: MakeReferenceConfig, processes: Processes) -> int:
+    """1 if all images are grey, whatever channels they are stored in; of colours it stops early."""
+    channels, size = image_shape(source)[2], options.batch_size
+    with one_word(processes):
+        if processes.is_main and channels > 1:
+            batches = [range(len(source))[s : s + size] for s in range(0, len(source), size)]
+            found = visits(source, batches, workers=options.workers)
+            if all(equal_channels(visit.pixels) for visit in found if len(visit.pixels)):
+                channels = 1
+    return gather([channels], processes)[0]
 
 
 def choose_kept(count: int, wanted: int, seed: int) -> np.ndarray:
@@ -201,7 +225,7 @@ def prepare(job: Job) -> None:
     if begun:
         before = read_json(job.folder / SETTINGS, remedy=job.remedy)
         check_same(job.folder, before, job.settings(), what="parts of a reference")
-    shape = (len(job.kept), *image_shape(job.source))
+    shape = (len(job.kept), *job.image_shape)
     # Twice: as parts and in the file. Statistics: 2,048 and 2,023 squared numbers of 8 bytes.
     need = 2 * int(np.prod(shape)) + (len(job.chunks) + 1) * 67 * 10**6
     check_space(job.folder, need, "reference and its parts", use="choose another --out")
@@ -252,9 +276,10 @@ class _ChunkStream:
             self.bad |= visit.bad
             self.bar.update(len(visit.indices))
             if len(visit.pixels):
-                self.digest.update(np.ascontiguousarray(visit.pixels))
-                self._keep(good_indices(visit), visit.pixels)
-                yield visit.pixels
+                pixels = with_channels(visit.pixels, self.job.channels, name=self.job.options.data)
+                self.digest.update(np.ascontiguousarray(pixels))
+                self._keep(good_indices(visit), pixels)
+                yield pixels
 
     def _keep(self, indices: np.ndarray, pixels: np.ndarray) -> None:
         chosen = np.isin(indices, self.job.kept)
@@ -336,6 +361,7 @@ def finish(job: Job) -> None:
             "bad_images": len(bad),
             "crop": CROP,
             "class_names": list(job.source.class_names),
+            "notes": list(job.source.notes),
             "pixels_sha256": digest.hexdigest(),
             "versions": versions(),
         },

@@ -7,6 +7,7 @@ reference. A new check is one function and one line in `CHECKS`.
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Literal
@@ -14,6 +15,7 @@ from typing import Literal
 import numpy as np
 
 from sit_vit5.arrays import members
+from sit_vit5.data.images import describe_passed_over
 from sit_vit5.errors import UserError
 from sit_vit5.evaluation.inputs import Manifest, archive_of, manifest_path
 from sit_vit5.evaluation.observing import Observations
@@ -152,7 +154,7 @@ def labels(evidence: Evidence) -> Iterator[Finding]:
 
 
 def file_formats(evidence: Evidence) -> Iterator[Finding]:
-    """JPEGs on one side (E8)."""
+    """Files that are no images, JPEGs on one side (E8), several folders."""
     sides = (("samples", evidence.samples), ("reference", evidence.reference_images))
     for name, images in sides:
         formats = images.formats if images is not None else {}
@@ -162,6 +164,8 @@ def file_formats(evidence: Evidence) -> Iterator[Finding]:
                 f"{name}: {formats[lossy]:,} lossy files ({lossy}); compression shifts distances: "
                 "write PNG or npz, and compare with values of the same format only",
             )
+        if images is not None and images.passed_over:
+            yield Finding("warning", f"{name}: {describe_passed_over(Counter(images.passed_over))}")
         if images is not None and images.folders > 1:
             yield Finding(
                 "note", f"{name}: the images of {images.folders} folders are taken as one set"

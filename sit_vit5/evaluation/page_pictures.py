@@ -51,9 +51,18 @@ def classes(evaluation: Evaluation) -> str:
         "images of a class, in units of the standard deviation that it would have if both came "
         "from one distribution: 0 on average, rarely beyond 3 either way. Few images make it "
         "uncertain; they do not make it large.</p>"
+        f"{_unmatched(evaluation)}"
         f"{_ends('Worst', worst, evaluation, names)}{_ends('Best', best, evaluation, names)}"
         f"<details><summary>all classes</summary>{_table(found, order, names)}</details>"
     )
+
+
+def _unmatched(evaluation: Evaluation) -> str:
+    """What keeps the two sides' classes from being the same ones."""
+    matching = evaluation.classes.matching
+    remarks = [f"<b>{escape(matching.warning)}</b>"] if matching.warning else []
+    remarks += [escape(matching.note)] if matching.note else []
+    return "".join(f"<p>{remark}</p>" for remark in remarks)
 
 
 def _ends(title: str, places: np.ndarray, evaluation: Evaluation, names: Sequence[str]) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,10 +17,17 @@ from sit_vit5.data.digits import Digits
 from sit_vit5.data.image_source import number_classes
 from sit_vit5.data.images import BadImage
 from sit_vit5.data.visits import visits
-from sit_vit5.errors import UserError
+from sit_vit5.errors import UserError, listed
 from sit_vit5.evaluation.compared import Source as Reference
 from sit_vit5.evaluation.image_files import FolderSet
-from sit_vit5.evaluation.inputs import BUILT_IN, FILES, archive_of, check_same_size, open_image_set
+from sit_vit5.evaluation.inputs import (
+    BUILT_IN,
+    FILES,
+    Manifest,
+    archive_of,
+    check_same_size,
+    open_image_set,
+)
 from sit_vit5.evaluation.real_images import image_shape, open_source
 from sit_vit5.metrics.image_sets import IMAGES_KEY, ImageSet, runs
 from sit_vit5.metrics.reference_file import POOL_KEYS, ReferenceFile, read_reference
@@ -28,12 +36,23 @@ _WITHOUT_CLASSES = re.compile(r"[,;] [^,;]*--real\.unconditional True\)?")
 
 
 @dataclass(frozen=True)
+class Matching:
+    """What a reader of scores per class must know. warning: classes are matched by number, and the
+    numbers differ; note: classes that only one side has."""
+
+    warning: str = ""
+    note: str = ""
+
+
+@dataclass(frozen=True)
 class RealSet:
-    """labels: (N,), None if not known; class_names: of the labels, () if they are mere numbers."""
+    """labels: (N,), None if not known; class_names: of the labels, () if they are mere numbers;
+    matching: of its classes and the samples'."""
 
     images: ImageSet
     labels: np.ndarray | None = None
     class_names: tuple[str, ...] = ()
+    matching: Matching = Matching()
 
 
 class LoadedSet(ImageSet):
@@ -160,10 +179,48 @@ def labelled_reference(reference: Reference) -> RealSet | None:
 def samples_numbers(real: RealSet, class_names: Sequence[str]) -> np.ndarray:
     """Each real image's class as the samples number it, by its name; -1: they have no such class.
 
-    Without names on one side the numbers are taken to mean the same classes.
+    A name that two of the samples' classes have is none. Without names on one side the numbers are
+    taken to mean the same classes.
     """
-    if not (real.class_names and class_names):
+    if not (real.class_names and class_names) or real.class_names == tuple(class_names):
         return real.labels
-    numbers = {name: number for number, name in enumerate(class_names)}
+    times = Counter(class_names)
+    numbers = {name: number for number, name in enumerate(class_names) if times[name] == 1}
     known = np.array([numbers.get(name, -1) for name in real.class_names])
     return known[real.labels]
+
+
+def check_matching(real: RealSet, manifest: Manifest) -> Matching:
+    """Whether the classes of both sides can be the same ones."""
+    sides = ((manifest.class_names, manifest.labels), (real.class_names, real.labels))
+    by_number = not all(names for names, _ in sides)
+    numbers = [_numbers(names, labels, by_number) for names, labels in sides]
+    if None not in numbers and numbers[0] != numbers[1]:
+        (first, last), (real_first, real_last) = numbers
+        return Matching(
+            f"classes are matched by number, and the numbers differ: samples {first} to {last}, "
+            f"{real.images.name} {real_first} to {real_last}; if a number does not mean the same "
+            "class on both sides, no score per class means anything: give class names on both"
+        )
+    ours, theirs = set(manifest.class_names), set(real.class_names)
+    if not (ours and theirs):
+        return Matching()
+    parts = []
+    for what, names, other in (
+        ("the samples", manifest.class_names, theirs),
+        (real.images.name, real.class_names, ours),
+    ):
+        if alone := list(dict.fromkeys(name for name in names if name not in other)):
+            parts.append(f"{len(alone):,} of {what} alone: {listed(alone, most=6)}")
+    return Matching(note=f"classes without a counterpart: {'; '.join(parts)}" if parts else "")
+
+
+def _numbers(
+    names: Sequence[str], labels: Sequence[int], by_number: bool
+) -> tuple[int, int] | None:
+    """The smallest and the largest number of a class; None where the classes go by their names."""
+    if not names:
+        return int(np.min(labels)), int(np.max(labels))
+    if all(name.isdecimal() and len(name) < 10 for name in names):
+        return min(map(int, names)), max(map(int, names))
+    return (0, len(names) - 1) if by_number else None

@@ -22,7 +22,7 @@ from sit_vit5.evaluation.compared import (
 from sit_vit5.evaluation.feature_cache import DEFAULT_FOLDER, FeatureCache
 from sit_vit5.evaluation.feature_pass import Pass
 from sit_vit5.evaluation.observing import Observing
-from sit_vit5.metrics.extractors import Extractor, build_extractor
+from sit_vit5.metrics.extractors import build_extractor
 from sit_vit5.metrics.frechet import self_test
 from sit_vit5.metrics.image_sets import ImageSet
 from sit_vit5.metrics.metric import Described, Metric
@@ -46,7 +46,7 @@ class Reference:
     seconds: dict[str, float]
 
     @property
-    def extractor(self) -> Extractor:
+    def extractor(self) -> Observing:
         """The extractor of its features and of the samples'."""
         return self.features.extractor
 
@@ -75,10 +75,9 @@ def open_reference(
         weights = options.weights or options.inception_weights
         extractor = build_extractor(options.features, weights, option=weights_option)
     with timed(seconds, "reference"):
-        features = Pass(
-            Observing(extractor), options.batch_size, _cache(options), processes or alone()
-        )
         source = find_source(options.reference, extractor.identity, samples)
+        extractor = Observing(extractor, source.channels)
+        features = Pass(extractor, options.batch_size, _cache(options), processes or alone())
         metrics, notes = choose_metrics(options.metrics, extractor.outputs, source)
         check_stored_widths(source, metrics, extractor, samples.shape)
         described = describe_source(source, metrics, features)

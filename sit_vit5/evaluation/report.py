@@ -32,16 +32,16 @@ Row = tuple[str, str, str]  # name with the number of samples, value, what it wa
 
 
 def report(result: dict) -> str:
-    """The result as a table, with what must be said of it."""
+    """The result as a table, under its warnings and above its notes."""
     rows = table_rows(result)
     widths = [max(len(row[column]) for row in rows) for column in range(2)]
-    lines = [f"{row[0]:<{widths[0]}}  {row[1]:>{widths[1]}}  {row[2]}".rstrip() for row in rows]
+    lines = [f"warning: {warning}" for warning in result["warnings"]]
+    lines += [f"{row[0]:<{widths[0]}}  {row[1]:>{widths[1]}}  {row[2]}".rstrip() for row in rows]
     sampler = ((result["manifest"] or {}).get("settings") or {}).get("sampler")
     if sampler:
         lines.append("sampler: " + ", ".join(spelled(sampler)))
     if errors := result.get("selftest"):
         lines.append(f"self-test passed: largest error {max(errors.values()):.1e}")
-    lines += [f"warning: {warning}" for warning in result["warnings"]]
     return "\n".join(lines + [f"note: {note}" for note in result["notes"]])
 
 

@@ -15,7 +15,7 @@ from sit_vit5.evaluation.feature_pass import MOST_ROWS, identity_of
 from sit_vit5.evaluation.inputs import hash_of
 from sit_vit5.evaluation.neighbours import find_neighbours
 from sit_vit5.evaluation.opened import Inputs
-from sit_vit5.evaluation.real_sets import RealSet, labelled_reference
+from sit_vit5.evaluation.real_sets import RealSet, check_matching, labelled_reference
 from sit_vit5.evaluation.reference import Reference, timed
 from sit_vit5.evaluation.selftest import self_test_of
 from sit_vit5.metrics.extractors import POOL
@@ -81,6 +81,8 @@ class Run:
                 described = describe_real(real, self.reference.features)
             else:
                 real = labelled_reference(self.reference.source)
+                if real:
+                    real = replace(real, matching=check_matching(real, inputs.manifest))
             if not self._is_main:
                 return None, {}
             return real, {"classes": compare_classes(found, inputs.manifest, real, described)}
@@ -101,7 +103,7 @@ class Run:
         if self.options.selftest:
             reference = self.reference
             extras["selftest"] = self_test_of(
-                reference.described, self.metrics, reference.extractor
+                reference.described, self.metrics, reference.extractor.extractor
             )
         return extras
 

@@ -13,6 +13,7 @@ from sit_vit5.arrays import StoredArray, find_member, find_npy, members
 from sit_vit5.errors import UserError
 
 IMAGES_KEY = "arr_0"
+GREY_BATCH = 256  # images whose channels are compared together
 LOOKED_AT = 256  # images of a wrong type that are read to say more of them
 TO_UINT8 = "floor(clamp(127.5 x + 128, 0, 255))"
 
@@ -20,8 +21,8 @@ TO_UINT8 = "floor(clamp(127.5 x + 128, 0, 255))"
 class ImageSet(ABC):
     """`count` images of one shape (H, W, C), uint8. Reads what is asked for and keeps nothing.
 
-    formats: how many files there are of each format, such as PNG; folders: in how many folders
-    they lie; empty and 0 for arrays.
+    formats: how many files there are of each format, such as PNG; passed_over: of each kind that is
+    no image; folders: in how many folders they lie; empty and 0 for arrays.
     """
 
     def __init__(
@@ -31,10 +32,12 @@ class ImageSet(ABC):
         shape: tuple[int, ...],
         *,
         formats: Mapping[str, int] | None = None,
+        passed_over: Mapping[str, int] | None = None,
         folders: int = 0,
     ):
         self.name, self.count, self.shape = name, count, shape
         self.formats, self.folders = dict(formats or {}), folders
+        self.passed_over = dict(passed_over or {})
 
     @abstractmethod
     def images(self, indices: Sequence[int]) -> np.ndarray:
@@ -45,8 +48,33 @@ class ImageSet(ABC):
         for numbers in runs(size, start, self._end(stop)):
             yield self.images(numbers)
 
+    def is_grey(self) -> bool:
+        """Whether all images are grey: one channel, or three equal ones in every image."""
+        return self.shape[2] == 1 or all(map(equal_channels, self.batches(GREY_BATCH)))
+
     def _end(self, stop: int | None) -> int:
         return self.count if stop is None else min(stop, self.count)
+
+
+def equal_channels(images: np.ndarray) -> bool:
+    """Whether images (..., C) have one channel, or channels that are all equal."""
+    return bool((images[..., 1:] == images[..., :1]).all())
+
+
+def with_channels(images: np.ndarray, channels: int, *, name: str) -> np.ndarray:
+    """Images (..., 1 or 3) with one channel or three: one equals three equal ones.
+
+    name: of the images, for the error if one of them is in colour.
+    """
+    if images.shape[-1] == channels:
+        return images
+    if channels == 3:
+        return np.repeat(images, 3, axis=-1)
+    if not equal_channels(images):
+        raise UserError(
+            f"{name}: an image is in colour; the images that it is compared with are grey"
+        )
+    return images[..., :1]
 
 
 def runs(size: int, start: int, stop: int) -> Iterator[range]:
@@ -103,6 +131,19 @@ class StoredSet(ImageSet):
         if len(content) < rows * self.row:
             raise ValueError("the file ends before its images do")
         return np.frombuffer(content, np.uint8).reshape(rows, *self.shape)
+
+
+class UnmadeSet(ImageSet):
+    """Images that a model is yet to make: only their size is known."""
+
+    def __init__(self, name: str, shape: tuple[int, int, int]):
+        super().__init__(name, 1, shape)
+
+    def images(self, indices: Sequence[int]) -> np.ndarray:
+        raise AssertionError("these images are not made yet")
+
+    def is_grey(self) -> bool:
+        return self.shape[2] == 1
 
 
 def array_set(name: str, images: np.ndarray) -> ImageSet:

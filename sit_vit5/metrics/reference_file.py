@@ -93,11 +93,11 @@ class ReferenceFile:
                 )
 
     def check_size(self, shape: tuple[int, int, int]) -> None:
-        """Refuses samples (H, W, C) of another size (row E19)."""
-        if self.image_shape not in (None, shape):
+        """Refuses samples (H, W, C) of another size (row E19); channels are compared elsewhere."""
+        if self.image_shape is not None and self.image_shape[:2] != shape[:2]:
             raise UserError(
-                f"{self.path} is a reference of images of {self.image_shape}, the samples "
-                f"{shape} (height, width, channels); give a reference of the samples' size"
+                f"{self.path} is a reference of images of {self.image_shape[:2]}, the samples "
+                f"{shape[:2]} (height, width); give a reference of the samples' size"
             )
 
     def has_statistics_of(self, extractor: dict) -> bool:

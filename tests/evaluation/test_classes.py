@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import numpy as np
 import pytest
 from PIL import Image
 
-from sit_vit5.config import MetricsConfig
+from sit_vit5.config import MetricsConfig, ReportConfig
 from sit_vit5.data.digits import Digits
 from sit_vit5.errors import UserError
 from sit_vit5.evaluation import classes as module
 from sit_vit5.evaluation.evaluate import evaluate, examine
+from sit_vit5.evaluation.page import write_page
 from sit_vit5.evaluation.report import report
 from sit_vit5.metrics.reference_file import write_reference
 from sit_vit5.metrics.statistics import Statistics
@@ -84,6 +86,65 @@ def test_labelled_images_are_given_by_an_option_and_matched_by_name(tmp_path, mo
     assert found["real"] == [4] * 10 and np.argmax(found["scores"]) == 5
     assert evaluation.classes.images.count == 40
     assert np.bincount(evaluation.classes.labels).tolist() == [4] * 10
+
+
+def real_npz(path: Path, *, labels: np.ndarray, keep=slice(None), names=()) -> str:
+    more = {"class_names": np.array(names)} if names else {}
+    np.savez(path, images=TRAIN.images[keep], labels=labels[keep], **more)
+    return str(path)
+
+
+NO_FIVE = TRAIN.labels != 5
+
+
+@pytest.mark.parametrize(
+    ("real", "warning"),
+    [
+        (
+            {"labels": TRAIN.labels - (TRAIN.labels > 5), "keep": NO_FIVE},
+            "samples 0 to 9, .*real.npz 0 to 8; ",
+        ),
+        ({"labels": TRAIN.labels + 1}, "samples 0 to 9, .*real.npz 1 to 10; "),
+        ({"labels": TRAIN.labels}, ""),
+    ],
+)
+def test_labels_matched_by_other_numbers_are_warned_of(tmp_path, real, warning):
+    given = options(samples(tmp_path), classes=real_npz(tmp_path / "real.npz", **real))
+    evaluation = examine(given)
+    found = [text for text in evaluation.result["warnings"] if "matched by number" in text]
+    assert len(found) == bool(warning)
+    if warning:
+        assert re.search(warning, found[0])
+        assert report(evaluation.result).startswith("warning: ")
+        write_page(tmp_path / "p.html", evaluation, options=ReportConfig(), seed=0)
+        page = (tmp_path / "p.html").read_text()
+        assert page.count("classes are matched by number") == 2
+        assert page.rindex("classes are matched by number") < page.index("all classes</summary>")
+
+
+def test_raw_labels_of_a_reference_are_matched_by_number(tmp_path):
+    chosen = {"arr_0": TRAIN.images, "arr_1": TRAIN.labels + 1}
+    np.savez(tmp_path / "adm.npz", mu=np.zeros(64), sigma=np.eye(64), **chosen)
+    result = evaluate(options(samples(tmp_path, names=[]), str(tmp_path / "adm.npz")))
+    (found,) = [text for text in result["warnings"] if "matched by number" in text]
+    assert "samples 0 to 9, " in found and "adm.npz 1 to 10; " in found
+
+
+def test_classes_that_one_side_alone_has_are_named(tmp_path):
+    names = ["zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine"]
+    real = real_npz(tmp_path / "real.npz", labels=TRAIN.labels, names=[*names[:9], "ten"])
+    result = evaluate(options(samples(tmp_path, names=names), classes=real))
+    (note,) = [text for text in result["notes"] if "without a counterpart" in text]
+    assert "1 of the samples alone: nine; 1 of " in note and note.endswith("alone: ten")
+    assert result["classes"]["labels"] == list(range(9))
+
+
+def test_a_name_of_two_classes_is_matched_to_none(tmp_path):
+    names = ["crane", "crane", *"234567890"][:10]
+    text = samples(tmp_path, names=names)
+    same = real_npz(tmp_path / "real.npz", labels=TRAIN.labels, names=list("0123456789"))
+    found = evaluate(options(text, classes=same))["classes"]
+    assert 0 not in found["labels"] and 1 not in found["labels"]
 
 
 def test_why_there_are_no_classes_is_said(tmp_path):

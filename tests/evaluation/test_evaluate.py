@@ -5,20 +5,27 @@ from __future__ import annotations
 import json
 import re
 import textwrap
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from helpers import ROOT
+from PIL import Image
 
-from sit_vit5.config import MetricsConfig
+from sit_vit5.config import MakeReferenceConfig, MetricsConfig
 from sit_vit5.data.digits import Digits
+from sit_vit5.distributed import alone
 from sit_vit5.errors import UserError
 from sit_vit5.evaluation import reference as module
 from sit_vit5.evaluation.evaluate import evaluate
+from sit_vit5.evaluation.make_reference import make_reference
+from sit_vit5.evaluation.reference import open_reference
 from sit_vit5.evaluation.report import metric_name, report
-from sit_vit5.metrics import METRICS, extractors, kernel_distance, precision_recall
+from sit_vit5.metrics import METRICS, Statistics, extractors, kernel_distance, precision_recall
+from sit_vit5.metrics.image_sets import array_set
+from sit_vit5.metrics.reference_file import read_reference, write_reference
 
 TRAIN, HELD_OUT = Digits("train").images, Digits("held-out").images
 
@@ -41,6 +48,68 @@ class Small:
     def __call__(self, images, outputs=("pool",)):
         rows = images.reshape(len(images), -1)[:, 20:29] / 255
         return dict.fromkeys(outputs, rows)
+
+
+def save_grey(folder: Path, images: np.ndarray, mode: str = "L") -> str:
+    folder.mkdir()
+    for number, image in enumerate(images):
+        Image.fromarray(image[..., 0]).convert(mode).save(folder / f"{number:04d}.png")
+    return str(folder)
+
+
+@pytest.fixture(scope="module")
+def grey_sets(tmp_path_factory) -> dict[str, str]:
+    """Sixty digits of the training part as they are stored by others."""
+    folder, images = tmp_path_factory.mktemp("grey"), TRAIN[:60]
+    return {
+        "one channel": npz(folder / "one.npz", images),
+        "three channels": npz(folder / "three.npz", np.repeat(images, 3, -1)),
+        "files": save_grey(folder / "files", images),
+        "files in RGB": save_grey(folder / "rgb", images, "RGB"),
+    }
+
+
+@pytest.mark.parametrize("kind", ["three channels", "files", "files in RGB"])
+def test_one_grey_channel_equals_three_equal_ones(grey_sets, tmp_path, kind):
+    values = ("frechet_distance", "kernel_distance", "precision", "recall")
+    one = {key: evaluate(options(grey_sets["one channel"]))[key] for key in values}
+    other = evaluate(options(grey_sets[kind]))
+    assert {key: other[key] for key in values} == one
+    same = evaluate(options(grey_sets["one channel"], grey_sets[kind]))
+    assert same["frechet_distance"] < 1e-9
+    assert "samples that are images of the reference: 60" in " ".join(same["warnings"])
+    made = make_reference(
+        MakeReferenceConfig(
+            data=grey_sets[kind], out=str(tmp_path / "r.npz"), image_size=8, features="pixels",
+            workers=0, unconditional=True,
+        ),
+        alone(),
+    ) if kind.startswith("files") else None  # fmt: skip
+    if made:
+        file = read_reference(made)
+        assert file.image_shape == (8, 8, 1)
+        assert (file.images.images(range(60)) == TRAIN[:60]).all()
+        assert evaluate(options(grey_sets["one channel"], str(made)))["frechet_distance"] < 1e-9
+
+
+def test_grey_samples_and_images_in_colour_are_compared_in_colour(grey_sets, tmp_path):
+    colour = np.random.default_rng(0).integers(0, 256, (60, 8, 8, 3), dtype=np.uint8)
+    reference = npz(tmp_path / "colour.npz", colour)
+    one = evaluate(options(grey_sets["one channel"], reference))["frechet_distance"]
+    assert one == evaluate(options(grey_sets["three channels"], reference))["frechet_distance"]
+    stored = Statistics.of(TRAIN.reshape(len(TRAIN), -1) / 255)
+    facts = {"count": 9, "image_shape": [8, 8, 1], "extractor": {"features": "pixels"}}
+    write_reference(tmp_path / "r.npz", pool=stored, spatial=None, images=TRAIN[:9], labels=None,
+                    facts=facts)  # fmt: skip
+    with pytest.raises(UserError, match="is a reference of grey images, .* is in colour"):
+        evaluate(options(reference, str(tmp_path / "r.npz")))
+
+
+def test_statistics_of_other_features_are_refused_before_the_pass(tmp_path, small_inception):
+    np.savez(tmp_path / "r.npz", mu=np.zeros(64), sigma=np.eye(64))
+    chosen = options(npz(tmp_path / "s.npz", TRAIN[:20]), str(tmp_path / "r.npz"))
+    with pytest.raises(UserError, match="samples have 9 features, the reference 64"):
+        open_reference(replace(chosen, features="inception"), array_set("s", TRAIN[:20]))
 
 
 @pytest.fixture

@@ -76,9 +76,9 @@ def with_sampler(**changes) -> Evidence:
     return replace(CLEAN, manifest=manifest(settings=CLEAN_SETTINGS | {"sampler": sampler}))
 
 
-def with_formats(**formats: int) -> Evidence:
+def with_formats(passed_over: dict[str, int] | None = None, **formats: int) -> Evidence:
     samples = array_set("folder", np.zeros((50_000, 1, 1, 1), np.uint8))
-    samples.formats = formats
+    samples.formats, samples.passed_over = formats, passed_over or {}
     return replace(CLEAN, samples=samples)
 
 
@@ -87,6 +87,10 @@ RANDOM = RNG.integers(0, 1000, 50_000).tolist()
 UNSIZED = {"images": None, "kind": STATISTICS}
 
 INJECTED = {
+    "other files": (
+        with_formats(passed_over={".heic": 3, ".txt": 1}, PNG=50_000),
+        ("warning", "samples: 4 files passed over: 3 .heic, 1 .txt"),
+    ),
     "few": (
         replace(
             CLEAN,

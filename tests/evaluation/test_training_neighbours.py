@@ -99,7 +99,7 @@ def test_training_images_are_read_as_training_reads_them(tmp_path, monkeypatch):
     ("training", "message"),
     [
         ("few.npy", "few.npy holds 4 images; give 5 or more"),
-        ("small.npy", "has images of .4, 4, 1., the samples .8, 8, 1."),
+        ("small.npy", "has images of .4, 4., the samples .8, 8. .height, width"),
         ("statistics.npz", "holds statistics only, no arr_0; give the images"),
         ("nothing", "nothing does not exist"),
     ],

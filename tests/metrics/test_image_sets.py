@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import tracemalloc
+import warnings
 import zipfile
 from pathlib import Path
 
@@ -14,7 +15,7 @@ from PIL import Image
 from sit_vit5.errors import UserError
 from sit_vit5.evaluation.inputs import hash_of, open_image_set, read_manifest
 from sit_vit5.files import file_hash
-from sit_vit5.metrics.image_sets import array_set, npz_set
+from sit_vit5.metrics.image_sets import UnmadeSet, array_set, npz_set, with_channels
 
 PIXELS = np.random.default_rng(0).integers(0, 256, (23, 4, 5, 3), dtype=np.uint8)
 
@@ -147,6 +148,51 @@ def test_arrays_that_are_no_images_are_refused_with_what_to_do(tmp_path, suffix,
     assert "\n" not in str(error.value)
 
 
+def test_files_that_are_all_grey_have_one_channel(tmp_path):
+    greys = PIXELS[..., :1]
+    for number, image in enumerate(greys):
+        Image.fromarray(image[..., 0]).save(tmp_path / f"{number:02d}.png")
+    Image.fromarray(greys[3, ..., 0]).convert("LA").save(tmp_path / "03.png")
+    Image.fromarray(greys[4, ..., 0].astype(np.uint16) * 257).save(tmp_path / "04.png")
+    found = open_image_set(str(tmp_path))
+    assert found.shape == (4, 5, 1) and (found.images(range(23)) == greys).all()
+    Image.fromarray(PIXELS[9]).save(tmp_path / "09.png")
+    found = open_image_set(str(tmp_path))
+    assert found.shape == (4, 5, 3)
+    assert (found.images([8, 9]) == np.stack([np.repeat(greys[8], 3, -1), PIXELS[9]])).all()
+
+
+def test_grey_images_in_three_channels_are_grey():
+    grey = np.repeat(PIXELS[..., :1], 3, -1)
+    assert array_set("a", grey).is_grey() and array_set("a", grey[..., :1]).is_grey()
+    assert not array_set("a", PIXELS).is_grey()
+    assert not UnmadeSet("a", (4, 5, 3)).is_grey() and UnmadeSet("a", (4, 5, 1)).is_grey()
+    assert (with_channels(grey, 1, name="a") == grey[..., :1]).all()
+    assert (with_channels(grey[..., :1], 3, name="a") == grey).all()
+    with pytest.raises(UserError, match="a: an image is in colour; .* are grey"):
+        with_channels(PIXELS, 1, name="a")
+
+
+def test_files_that_are_no_images_are_counted_by_kind(tmp_path):
+    save_folder(tmp_path / "folder")
+    names = ("a/notes.txt", "a/old.png~", "a/README", "b.heic", "metrics.json", "report.html")
+    for name in names:
+        (tmp_path / "folder" / name).write_text("")
+    found = open_image_set(str(tmp_path / "folder"))
+    assert found.passed_over == {".txt": 1, ".png~": 1, "without extension": 1, ".heic": 1}
+    entries = {
+        "0.png": png(PIXELS[0]),
+        "a.txt": b"",
+        "./.": b"",
+        "d/": b"",
+        "..": b"",
+        "b.HEIC": b"",
+    }
+    save_zip(tmp_path / "a.zip", entries)
+    found = open_image_set(str(tmp_path / "a.zip"))
+    assert found.count == 1 and found.passed_over == {".txt": 1, ".heic": 1}
+
+
 def damaged_zip(path: Path) -> None:
     save_zip(path, {f"{n}.png": png(image) for n, image in enumerate(PIXELS)})
     content = bytearray(path.read_bytes())
@@ -154,11 +200,20 @@ def damaged_zip(path: Path) -> None:
     path.write_bytes(content)
 
 
+def twice_in_zip(path: Path) -> None:
+    with zipfile.ZipFile(path, "w") as archive, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for image in PIXELS[:2]:
+            archive.writestr("0.png", png(image))
+
+
 WRONG = {
     "cut.zip": (lambda p: p.write_bytes(b"PK\x03\x04 and no more"), "cut.zip is not a zip archive"),
     "bits.zip": (damaged_zip, r"0.png in .*bits.zip cannot be read"),
     "text.zip": (lambda p: save_zip(p, {"a.txt": b"", "b.txt": b"", "c.npy": b""}), "2 .txt, 1 .n"),
     "none.zip": (lambda p: save_zip(p, {}), "it is empty"),
+    "dots.zip": (lambda p: save_zip(p, {"./.": b"x"}), "it is empty"),
+    "twice.zip": (twice_in_zip, "twice.zip holds 0.png twice; write the archive again"),
     "mixed.zip": (
         lambda p: save_zip(p, {"a.png": png(PIXELS[0]), "b.png": png(PIXELS[0][:3])}),
         "b.png in .* is 5x3, the others 5x4",
@@ -168,7 +223,7 @@ WRONG = {
     "one.png": (lambda p: p.write_bytes(png(PIXELS[0])), "is a single image; give the folder"),
     "arrays": (
         lambda p: (p.mkdir(), np.save(p / "a.npy", PIXELS)),
-        "arrays holds no image .looked for .png, .*found 1 .npy",
+        "arrays holds no image .looked for .png, .*1 file passed over: 1 .npy",
     ),
     "begun": (lambda p: (p / "samples.partial").mkdir(parents=True), "not complete; run the comm"),
     "short.npy": (lambda p: p.write_bytes(_npy()[:-5]), "cannot be read: it holds 1375 bytes"),
