@@ -51,8 +51,9 @@ class TimmViT5(ViT5Classifier):
     """`ViT5Classifier` with timm's arguments and methods; the same weights under the same names.
 
     Tokens leave it in timm's order: cls, registers, patches. Images of any size divisible by the
-    patch run. drop_path_rate: the same in every block, as released; drop_rate: dropout before the
-    head. Not scriptable.
+    patch run, whatever dynamic_img_size; with dynamic_img_pad others too, padded with zeros at the
+    right and the bottom. drop_path_rate: the same in every block, as released; drop_rate: dropout
+    before the head. Not scriptable.
     """
 
     dynamic_img_size = True
@@ -70,7 +71,11 @@ class TimmViT5(ViT5Classifier):
         num_heads: int = 12,
         drop_rate: float = 0.0,
         drop_path_rate: float = 0.0,
+        dynamic_img_size: bool = True,
+        dynamic_img_pad: bool = False,
+        **others: object,
     ):
+        _refuse_others(others)
         backbone = Backbone(embed_dim, depth, num_heads, patch_size=patch_size)
         super().__init__(
             backbone,
@@ -79,6 +84,7 @@ class TimmViT5(ViT5Classifier):
             num_classes=num_classes,
             drop_path=drop_path_rate,
         )
+        self.dynamic_img_pad = dynamic_img_pad
         self.global_pool = _checked_pool(global_pool)
         self.head_drop = nn.Dropout(drop_rate)
         self.in_chans, self.grad_checkpointing = in_chans, False
@@ -88,6 +94,31 @@ class TimmViT5(ViT5Classifier):
             {"module": f"blocks.{number}", "num_chs": embed_dim, "reduction": patch_size}
             for number in range(depth)
         ]
+
+    @torch.no_grad()
+    def set_input_size(
+        self,
+        img_size: int | tuple[int, int] | None = None,
+        patch_size: int | tuple[int, int] | None = None,
+    ) -> None:
+        """Another size to train at: positions resampled in place. The patch stays."""
+        patch = self.backbone.patch_size
+        if patch_size is not None and to_2tuple(patch_size) != (patch, patch):
+            raise UserError(f"patch_size {patch_size} cannot be set: the weights are for {patch}")
+        if img_size is not None:
+            size = to_2tuple(img_size)
+            self.positions = nn.Parameter(self._positions_on(self.backbone.grid(size)).clone())
+            self.image_size = size
+
+    def embed(self, images: Tensor) -> tuple[Tensor, Tensor | None]:
+        """As the classifier's, of images padded to whole patches if dynamic_img_pad is set."""
+        return super().embed(self._padded(images))
+
+    def _padded(self, images: Tensor) -> Tensor:
+        if not self.dynamic_img_pad:
+            return images
+        bottom, right = (-side % self.backbone.patch_size for side in images.shape[-2:])
+        return nn.functional.pad(images, (0, right, 0, bottom))
 
     def forward(self, x: Tensor) -> Tensor:
         """Logits (B, num_classes), or the pooled features without a head. x: (B, C, H, W)."""
@@ -123,6 +154,7 @@ class TimmViT5(ViT5Classifier):
         if output_fmt not in ("NCHW", "NLC"):
             raise UserError(f"output_fmt {output_fmt!r} must be NCHW or NLC")
         taken, last = feature_take_indices(len(self.blocks), indices)
+        x = self._padded(x)
         grid = self.backbone.grid(x.shape[-2:])
         x, rope = self.embed(x)
         states = []
@@ -205,6 +237,26 @@ def official_weights(official: dict, model: TimmViT5) -> dict[str, Tensor]:
             f"such as {min(missing)}"
         )
     return weights
+
+
+# Arguments of timm's ViT that ViT-5 has with one value alone.
+_FIXED = {
+    "patch_drop_rate": 0.0,
+    "pos_drop_rate": 0.0,
+    "proj_drop_rate": 0.0,
+    "attn_drop_rate": 0.0,
+    "class_token": True,
+    "reg_tokens": 4,
+}
+
+
+def _refuse_others(others: dict[str, object]) -> None:
+    """Refuses arguments of timm's ViT with a value that ViT-5 does not have, and unknown ones."""
+    for name, value in others.items():
+        if name not in _FIXED:
+            raise TypeError(f"TimmViT5 got an unexpected keyword argument {name!r}")
+        if value != _FIXED[name]:
+            raise UserError(f"{name} {value} is not possible: ViT-5 has {_FIXED[name]}; drop it")
 
 
 def _checked_pool(name: str) -> str:

@@ -111,6 +111,55 @@ def test_model_is_the_classifier_with_the_same_weights():
     torch.testing.assert_close(model.forward_head(tokens, pre_logits=True), features.cls)
 
 
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [((8, 32), (16, 16)), ((8, 32), (32, 32)), ((8, 32), (32, 8)), ((8, 16), (16, 16))],
+)
+def test_positions_are_those_of_the_source_at_that_size(tmp_path, old, new):
+    source = tiny(img_size=old)
+    torch.nn.init.normal_(source.positions)
+    torch.save(source.state_dict(), tmp_path / "a.pth")
+    overlay = {"file": str(tmp_path / "a.pth"), "num_classes": 5}
+    loaded = tiny(img_size=new, pretrained=True, pretrained_cfg_overlay=overlay)
+    expected = source._positions_on((new[0] // 4, new[1] // 4))
+    assert torch.equal(loaded.positions, expected)
+    assert torch.equal(loaded(images(new)), source(images(new)))
+
+
+def test_set_input_size_resamples_in_place():
+    model, given = tiny(img_size=(8, 16), dynamic_img_size=True), images((16, 12))
+    before = model(given)
+    model.set_input_size(img_size=(16, 12))
+    assert model.image_size == (16, 12) and model.positions.shape == (12, 32)
+    assert model.positions.requires_grad and torch.equal(model(given), before)
+    with pytest.raises(UserError, match="patch_size 8 cannot be set: the weights are for 4"):
+        model.set_input_size(patch_size=8)
+
+
+def test_dynamic_img_pad_pads_with_zeros():
+    model = tiny(dynamic_img_pad=True)
+    given, padded = images((13, 16)), torch.zeros(2, 3, 16, 16)
+    padded[:, :, :13] = given
+    assert torch.equal(model(given), model(padded))
+    assert model.forward_intermediates(given, intermediates_only=True)[0].shape[-2:] == (4, 4)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("patch_drop_rate", 0.1),
+        ("proj_drop_rate", 0.1),
+        ("attn_drop_rate", 0.1),
+        ("class_token", False),
+        ("reg_tokens", 0),
+    ],
+)
+def test_arguments_that_vit5_lacks_are_one_line(name, value):
+    with pytest.raises(UserError, match=f"{name}.*drop it"):
+        tiny(**{name: value})
+    assert tiny(patch_drop_rate=0.0, class_token=True, reg_tokens=4).num_prefix_tokens == 5
+
+
 def test_sizes_and_attributes_are_those_timm_reads():
     model = tiny(in_chans=1, img_size=(16, 8))
     assert model(torch.randn(2, 1, 16, 8)).shape == (2, 5)
