@@ -19,7 +19,7 @@ import numpy as np
 from numpy.lib.format import open_memmap
 
 from sit_vit5.errors import UserError, brief
-from sit_vit5.files import check_plain, check_readable, replacing
+from sit_vit5.files import check_plain, check_regular_file, replacing
 
 
 @dataclass(frozen=True)
@@ -91,7 +91,7 @@ class StoredArray:
 
 def members(path: Path) -> dict[str, zipfile.ZipInfo]:
     """The arrays of an npz by name."""
-    check_readable(path)
+    check_regular_file(path, remedy="write it again")
     try:
         with zipfile.ZipFile(path) as archive:
             return {_key(info.filename): info for info in archive.infolist()}
@@ -125,7 +125,7 @@ def find_member(path: Path, info: zipfile.ZipInfo) -> StoredArray:
 
 def find_npy(path: Path) -> StoredArray:
     """The array of an .npy file."""
-    check_readable(path)
+    check_regular_file(path, remedy="write it again")
     with _one_line(str(path)), path.open("rb") as file:
         shape, fortran, dtype = _read_header(file)
         found = StoredArray(path, "", shape, dtype, fortran, file.tell())
@@ -198,9 +198,15 @@ def _check_length(array: StoredArray, there: int) -> None:
 
 def _read_header(entry: BinaryIO) -> tuple[tuple[int, ...], bool, np.dtype]:
     version = np.lib.format.read_magic(entry)
+    read = np.lib.format.read_array_header_2_0
     if version == (1, 0):
-        return np.lib.format.read_array_header_1_0(entry)
-    return np.lib.format.read_array_header_2_0(entry)
+        read = np.lib.format.read_array_header_1_0
+    try:
+        return read(entry)
+    except ValueError as error:
+        if "max_header_size" in str(error):  # NumPy's advice is to allow pickles
+            raise ValueError("its header is too long") from None
+        raise
 
 
 def _content_start(path: Path, info: zipfile.ZipInfo) -> int:

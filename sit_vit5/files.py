@@ -60,15 +60,6 @@ def check_plain(path: Path) -> None:
     raise UserError(f"cannot write {path}: it is {kind}; remove it or choose another folder")
 
 
-def check_readable(path: Path) -> None:
-    """Refuses a pipe or device: whoever opens it for reading may wait for ever, or read for ever.
-
-    What is absent or a folder is left to the reader.
-    """
-    if path.exists() and not (path.is_file() or path.is_dir()):
-        raise UserError(f"{path} is a pipe or another special file; save its content as a file")
-
-
 @contextmanager
 def replacing(path: Path, *, durable: bool = True) -> Iterator[Path]:
     """The name of a temporary file, which becomes `path` in one step if the block ends well.
@@ -139,8 +130,9 @@ def read_json(path: Path, kind: type[Value] = dict, *, remedy: str = "") -> Valu
     for an integer, ranges by `Annotated[int, Ge(1)]`. Unknown keys are ignored.
     remedy: what to do if the file is damaged, such as "use another checkpoint of the run".
     """
-    check_readable(path)
     try:
+        if path.exists() and not (path.is_file() or path.is_dir()):
+            raise OSError(0, "it is a pipe or another special file")  # it may never end
         text = path.read_text(encoding="utf-8")
     except (OSError, ValueError) as error:
         reason = "it is not UTF-8 text" if isinstance(error, ValueError) else error.strerror
@@ -175,7 +167,7 @@ def check_regular_file(path: Path, *, remedy: str = "") -> None:
         mode = path.stat().st_mode
         if stat.S_ISREG(mode):
             with path.open("rb") as file:
-                start = file.read(512).lstrip(b"\xef\xbb\xbf \t\r\n").lower()
+                start = file.read(512)
     except OSError as error:
         raise UserError(damaged(path, error.strerror, remedy)) from None
     reason = ""
@@ -185,12 +177,20 @@ def check_regular_file(path: Path, *, remedy: str = "") -> None:
         reason = "it is a folder" if stat.S_ISDIR(mode) else "it is no regular file"
     elif not path.stat().st_size:
         reason = "it is empty"
-    elif start.startswith(b"version https://git-lfs"):
-        reason, remedy = "it is a pointer of Git LFS, not the file", "fetch it with git lfs pull"
-    elif start.startswith((b"<!doctype", b"<html", b"<head", b"<?xml")):
-        reason, remedy = "it is a web page, not the file", "download the file itself"
+    elif placeholder(start):
+        reason, remedy = placeholder(start)
     if reason:
         raise UserError(damaged(path, reason, remedy))
+
+
+def placeholder(start: bytes) -> tuple[str, str] | None:
+    """What a download left in a file's place, by its first bytes, and the remedy; None: nothing."""
+    start = start[:512].lstrip(b"\xef\xbb\xbf \t\r\n").lower()
+    if start.startswith(b"version https://git-lfs"):
+        return "it is a pointer of Git LFS, not the file", "fetch it with git lfs pull"
+    if start.startswith((b"<!doctype", b"<html", b"<head", b"<?xml")):
+        return "it is a web page, not the file", "download the file itself"
+    return None
 
 
 def _refuse_constant(name: str) -> None:

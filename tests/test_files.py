@@ -135,7 +135,7 @@ def test_names_that_are_not_utf8_are_written_escaped(tmp_path):
 @pytest.mark.parametrize("read", [read_json, members, find_npy])
 def test_readers_do_not_wait_for_pipes(tmp_path, read):
     os.mkfifo(tmp_path / "a")
-    with pytest.raises(UserError, match="a is a pipe or another special file; save"):
+    with pytest.raises(UserError, match="a cannot be read: it is a pipe"):
         read(tmp_path / "a")
 
 

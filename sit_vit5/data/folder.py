@@ -93,6 +93,9 @@ def scan_classes(root: Path) -> Listing:
     entries = [entry for entry in root.iterdir() if entry.name[0] != "."]
     names = in_order(entry.name for entry in entries if entry.is_dir())
     loose = [entry.name for entry in entries if not entry.is_dir()]
+    for entry in entries:
+        if entry.is_symlink() and not entry.exists():  # a class may be lost
+            raise UserError(f"{entry} is a link to nothing; correct or remove it")
     images = [name for name in loose if is_image_name(name)]
     if images or not names:
         found = f"{len(images)} images such as {images[0]} lie" if images else "nothing lies"

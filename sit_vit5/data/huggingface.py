@@ -15,12 +15,15 @@ from sit_vit5.data.fingerprints import short_hash, stamp_of
 from sit_vit5.data.image_source import ImageSource, hash_contents, number_classes
 from sit_vit5.data.images import BadImage, read_rgb
 from sit_vit5.errors import UserError, brief
-from sit_vit5.files import check_readable
+from sit_vit5.files import check_regular_file
 
 if TYPE_CHECKING:
     import datasets
 
 SAVED = ("state.json", "dataset_dict.json")  # of `save_to_disk`: a split, several splits
+
+
+TABLES = (".parquet", ".arrow")
 
 
 class HuggingFaceImages(ImageSource):
@@ -113,8 +116,9 @@ def load_rows(path: str, split: str) -> datasets.Dataset:
     # What it logs of a failure it also raises.
     logging.getLogger("datasets").setLevel(logging.CRITICAL)
     local = Path(path)
-    for file in [local, *local.rglob("*")]:
-        check_readable(file)
+    files = [local] if local.exists() and not local.is_dir() else []
+    for file in [*files, *(file for end in TABLES for file in local.rglob(f"*{end}"))]:
+        check_regular_file(file, remedy="fetch it again")
     try:
         if any((local / name).is_file() for name in SAVED):
             saved = datasets.load_from_disk(path)
@@ -126,7 +130,7 @@ def load_rows(path: str, split: str) -> datasets.Dataset:
             return datasets.load_dataset(path, split=split)
     except Exception as error:  # of the file system, the network, the hub, pyarrow
         raise UserError(
-            f"{path} cannot be loaded ({type(error).__name__}: {brief(error)})"
+            f"{path} cannot be loaded ({type(error).__name__}: {brief(error)}); fetch it again"
         ) from None
     splits = saved if isinstance(saved, datasets.DatasetDict) else {"train": saved}
     if split not in splits:

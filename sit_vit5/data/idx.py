@@ -13,7 +13,7 @@ import numpy as np
 from sit_vit5.data.image_source import ArrayImages, number_classes
 from sit_vit5.data.images import BadImage
 from sit_vit5.errors import UserError, choose
-from sit_vit5.files import check_readable
+from sit_vit5.files import check_regular_file
 
 UNSIGNED_BYTE = 8  # the header's code
 GZIP = b"\x1f\x8b"
@@ -82,14 +82,13 @@ def open_idx(
 ) -> IdxImages:
     """A file of images, its labels beside it; or those of a split in a folder."""
     file = find_images(path, split) if path.is_dir() else path
-    check_readable(file)
-    if not file.is_file():
-        raise UserError(f"{file} does not exist")
+    check_regular_file(file, remedy="give the file of the images")
     images, labels = read_idx(file, dimensions=3), None
     if not images.size:
         raise UserError(f"{file} holds no image: {images.shape} (count, height, width)")
     if not unconditional:
         labels_file = labels_of(file)
+        check_regular_file(labels_file, remedy="fetch it again")
         labels = read_idx(labels_file, dimensions=1)
         if len(labels) != len(images):
             raise UserError(f"{labels_file} holds {len(labels)} labels for {len(images)} images")
@@ -158,7 +157,7 @@ def labels_of(images: Path) -> Path:
     """train-labels-idx1-ubyte for train-images-idx3-ubyte, gzipped or not."""
     plain = images.name.removesuffix(".gz").replace("images", "labels").replace("idx3", "idx1")
     for name in (plain, f"{plain}.gz"):
-        if images.with_name(name).is_file() and name != images.name:
+        if images.with_name(name).exists() and name != images.name:
             return images.with_name(name)
     raise UserError(
         f"{images} has no labels {plain} beside it; put them there, or train without classes "
@@ -178,7 +177,8 @@ def read_idx(path: Path, *, dimensions: int) -> np.ndarray:
     sizes = np.frombuffer(content[4:start].ljust(start - 4, b"\0"), ">u4").tolist()
     if len(content) != start + math.prod(sizes):
         raise UserError(
-            f"{path} holds {len(content) - start} bytes, its header says {sizes}; fetch it again"
+            f"{path} holds {max(len(content) - start, 0)} bytes, its header says {sizes}; fetch it "
+            "again"
         )
     return np.frombuffer(content, np.uint8, offset=start).reshape(sizes)
 

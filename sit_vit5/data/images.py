@@ -15,6 +15,7 @@ import numpy as np
 from PIL import Image, UnidentifiedImageError, features
 
 from sit_vit5.errors import UserError, listed
+from sit_vit5.files import placeholder
 
 # Formats that are read, by Pillow's names, and the extensions of their files. Others are left out:
 # EPS would start a foreign program, TGA and PCX have no magic number, PFM holds floats.
@@ -122,9 +123,19 @@ def _opened(file: Path | BinaryIO, name: str | None) -> Iterator[Image.Image]:
             with Image.open(file, formats=FORMATS) as image:
                 yield image
     except UnidentifiedImageError:  # its message holds the address of a stream
-        raise BadImage(name or file, "cannot identify image file") from None
+        reason = "; ".join(placeholder(_start(file)) or ["cannot identify image file"])
+        raise BadImage(name or file, reason) from None
     except Exception as error:  # Pillow's decoders raise a dozen types on broken files
         raise BadImage(name or file, str(error) or type(error).__name__) from None
+
+
+def _start(file: Path | BinaryIO) -> bytes:
+    """The first bytes."""
+    if isinstance(file, Path):
+        with file.open("rb") as stream:
+            return stream.read(512)
+    file.seek(0)
+    return file.read(512)
 
 
 def to_rgb(image: Image.Image) -> Image.Image:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import io
+import os
 import re
 import tarfile
 from array import array
@@ -26,7 +27,7 @@ from sit_vit5.data.image_source import ImageSource, hash_contents, number_classe
 from sit_vit5.data.images import EXTENSIONS, BadImage, describe_passed_over, read_rgb
 from sit_vit5.distributed import launch_rank
 from sit_vit5.errors import UserError, listed
-from sit_vit5.files import check_readable
+from sit_vit5.files import check_regular_file
 from sit_vit5.progress import progress_bar
 
 LABEL = ".cls"
@@ -73,7 +74,7 @@ class Index:
 
     def pass_over(self, member: Member) -> None:
         self.first_passed_over = self.first_passed_over or member.name
-        kind = member.extension or "without extension"
+        kind = member.extension.rstrip(".") or "without extension"
         # Of 0001.v2.png too there would be a kind per member.
         self.passed_over[f".*.{kind.rpartition('.')[2]}" if kind.count(".") > 1 else kind] += 1
 
@@ -142,9 +143,7 @@ def find_tars(path: Path) -> list[Path]:
         found = [path] if path.exists() else _matches(path)
     found = sorted(file for file in found if not file.is_dir())
     for file in found:
-        check_readable(file)
-        if not file.exists():
-            raise UserError(f"{file} is a link to nothing; fetch the tar or remove the link")
+        check_regular_file(file, remedy="fetch the tar or remove it")
     if not found:
         raise UserError(f"{path} is no tar, folder of tars or pattern such as train-*.tar")
     return found
@@ -161,7 +160,8 @@ def read_names(folder: Path) -> tuple[str, ...] | None:
     """The class names in a text file, one per line; None if there is none."""
     for name in NAME_FILES:
         file = folder / name
-        if file.is_file():
+        if os.path.lexists(file):
+            check_regular_file(file, remedy="write one name per line, or remove it")
             try:
                 return tuple(file.read_text(encoding="utf-8-sig").splitlines())
             except ValueError:
@@ -198,7 +198,7 @@ def samples(
         for key, group in groupby(there, key=lambda found: found.key):
             parts = list(group)
             images = [part for part in parts if part.extension != LABEL]
-            plain = hash(key.removeprefix("./"))
+            plain = hash("/".join(part for part in key.split("/") if part not in ("", ".")))
             if plain in seen:
                 raise UserError(
                     f"{tar}: {images[0].name if images else key} is there twice (tar --append "

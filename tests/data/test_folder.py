@@ -190,3 +190,9 @@ def test_the_reason_of_a_bad_image_is_the_same_in_every_run():
         read_rgb(io.BytesIO(b"text"), "row 3")
     # Pillow's own names the stream by its address.
     assert str(error.value) == "row 3: cannot be decoded (cannot identify image file)"
+
+
+def test_a_class_that_is_a_link_to_nothing_is_not_lost(image_folder):
+    (image_folder / "bird").symlink_to("nowhere")
+    with pytest.raises(UserError, match="bird is a link to nothing; correct or remove it"):
+        ImageFolder(image_folder, 8)

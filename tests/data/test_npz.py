@@ -91,6 +91,16 @@ def test_messages_on_damaged_npz_files_are_short(tmp_path):
     assert max(len(str(error.value)) for error in (one, many)) < 1200
 
 
+def test_no_message_advises_to_unpickle(tmp_path):
+    header = b"{" + b" " * 200_000 + b"}"
+    length = len(header).to_bytes(4, "little")
+    with zipfile.ZipFile(tmp_path / "a.npz", "w") as archive:
+        archive.writestr("images.npy", b"\x93NUMPY\2\0" + length + header)
+    with pytest.raises(UserError, match="its header is too long") as error:
+        Npz(tmp_path / "a.npz", 8)
+    assert "pickle" not in str(error.value)
+
+
 def test_class_names_of_bytes_are_refused(tmp_path):
     np.savez(tmp_path / "a.npz", images=pixels(), labels=LABELS, class_names=[b"cat", b"dog"])
     with pytest.raises(UserError, match=r"class names of .*a.npz are \|S3; expected texts"):

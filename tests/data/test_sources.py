@@ -191,3 +191,21 @@ def test_the_digits_are_scikit_learns_whether_its_file_is_found_or_not(monkeypat
         images, labels = digits.read_scans()
         assert (images == scans.images).all() and (labels == scans.target).all()
         assert labels.dtype == scans.target.dtype  # part of the data's hash
+
+
+POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 9\n"
+LEFT_BEHIND = {
+    "pointer of Git LFS, not the file; fetch it with git lfs pull": POINTER,
+    "web page, not the file; download the file itself": b"<!DOCTYPE html>\n<html>",
+}
+PLACES = ["a.npz", "a.tar", "a.parquet", "train-images-idx3-ubyte", "cat/a.png"]
+
+
+@pytest.mark.parametrize("reason", LEFT_BEHIND)
+@pytest.mark.parametrize("place", PLACES)
+def test_what_downloads_leave_behind_is_named(tmp_path, place, reason):
+    (tmp_path / place).parent.mkdir(exist_ok=True)
+    (tmp_path / place).write_bytes(LEFT_BEHIND[reason])
+    path = tmp_path if "cat" in place else tmp_path / place
+    with pytest.raises((UserError, BadImage), match=reason):
+        build_source(DataConfig(path=str(path), image_size=8)).load(0)

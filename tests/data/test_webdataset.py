@@ -7,6 +7,7 @@ import io
 import os
 import re
 import tarfile
+from pathlib import Path
 
 import pytest
 from builders import pixels, png, webdataset, write_tar
@@ -16,6 +17,7 @@ from sit_vit5.data.webdataset import TarShards
 from sit_vit5.errors import UserError
 
 CAT = png(pixels()[0])
+SAMPLE = {".png": CAT, ".cls": b"0"}
 
 
 def test_tars_take_names_patterns_and_names_of_classes(tmp_path):
@@ -81,7 +83,9 @@ def test_a_tar_cut_anywhere_is_named(tmp_path):
     last = end.offsets[2] + end.sizes[2]
     for length in (0, 100, 512, 700, end.offsets[1] - 512, last - 5, -(-last // 512) * 512):
         file.write_bytes(content[:length])
-        with pytest.raises(UserError, match="a.tar is cut short, damaged or compressed"):
+        with pytest.raises(
+            UserError, match="a.tar (is cut short, damaged|cannot be read: it is empty)"
+        ):
             TarShards(file, 8)
     file.write_bytes(content[:1024] + b"x" * 512 + content[1536:])  # a header overwritten
     with pytest.raises(UserError, match="no header and no end at byte 1024"):
@@ -141,7 +145,7 @@ def test_broken_long_headers_of_a_tar_are_named(kind, size, count, tmp_path):
 def test_pipes_folders_and_odd_patterns_are_no_tars(tmp_path):
     os.mkfifo(tmp_path / "x.tar")
     for path in (tmp_path, tmp_path / "x.tar", tmp_path / "*.tar"):
-        with pytest.raises(UserError, match="x.tar is a pipe or another special file"):
+        with pytest.raises(UserError, match="x.tar cannot be read: it is a pipe"):
             TarShards(path, 8)
     (tmp_path / "x.tar").unlink()
     (tmp_path / "x.tar").mkdir()
@@ -149,7 +153,9 @@ def test_pipes_folders_and_odd_patterns_are_no_tars(tmp_path):
         with pytest.raises(UserError, match="is no tar, folder of tars or pattern"):
             TarShards(tmp_path / name, 8)
     (tmp_path / "y.tar").symlink_to("nowhere")
-    with pytest.raises(UserError, match="y.tar is a link to nothing"):
+    with pytest.raises(
+        UserError, match="y.tar cannot be read: No such file.*; fetch the tar or remove"
+    ):
         TarShards(tmp_path, 8)
 
 
@@ -193,3 +199,19 @@ def test_members_passed_over_are_counted(tmp_path):
     for unconditional in (False, True):
         (note,) = TarShards(tar, 8, unconditional=unconditional).notes
         assert note == "note: 4 files passed over: 2 .json, 1 .txt, 1 .*.png"
+
+
+@pytest.mark.parametrize("again", ["x/./1", "x//1", "./x/1"])
+def test_the_same_name_in_other_words_is_refused(tmp_path, again):
+    names = ["x/1", "2", again]
+    members = {f"{name}{end}": content for name in names for end, content in SAMPLE.items()}
+    with pytest.raises(UserError, match="1.png is there twice"):
+        TarShards(write_tar(tmp_path / "a.tar", members), 8)
+
+
+@pytest.mark.parametrize("make", [os.mkfifo, Path.mkdir, lambda path: path.symlink_to("none")])
+def test_class_names_that_are_no_file_are_refused(tmp_path, make):
+    webdataset(tmp_path, 0)
+    make(tmp_path / "classes.txt")
+    with pytest.raises(UserError, match="classes.txt cannot be read: .*; write one name per line"):
+        TarShards(tmp_path, 8)
