@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from numbers import Integral
 from pathlib import Path
 
 import torch
@@ -182,6 +183,7 @@ class SiTPipeline(DiffusionPipeline):
         seed: int | None = None,
         generator: torch.Generator | None = None,
         latents: Tensor | None = None,
+        indices: Sequence[int] | None = None,
         output_type: str = "pil",
         return_dict: bool = True,
     ) -> ImagePipelineOutput | tuple:
@@ -191,6 +193,10 @@ class SiTPipeline(DiffusionPipeline):
         model (autoguidance). num_inference_steps: diffusers' name of steps. seed: image i is a
         function of (seed, i); generator: the seed is drawn from it. latents: noise (N, C, h, w) to
         start from. output_type: pil, np or pt (0 to 1), or latent.
+
+        indices: numbers of the images to make, each with its label or all with one: to the bit
+        those of a set by `sample/generate.py` with this batch size (with an adaptive method nearly:
+        its steps depend on the other labels). With more labels than indices: images of the call.
         """
         choose("output_type", output_type, OUTPUT_TYPES)
         if None not in (steps, num_inference_steps):
@@ -207,11 +213,14 @@ class SiTPipeline(DiffusionPipeline):
         )  # fmt: skip
         labels = self._labels(class_labels, num_images)
         noise = None if latents is None else self._check_noise(latents, len(labels))
+        if indices is not None and noise is not None:
+            raise UserError("latents are the noise of all images; drop them, or indices")
+        batches = _batches(labels, indices, batch_size)
         with tf32_off():  # as before afterwards
             set_precision(precision, self.transformer.device)
             draw = self._generator(options, guidance_reference)
             decode = output_type != "latent"
-            images = self._draw(draw, labels, noise, batch_size=batch_size, decode=decode)
+            images = self._draw(draw, batches, noise, decode=decode)
         self.maybe_free_model_hooks()
         images = OUTPUT_TYPES[output_type](images)
         return ImagePipelineOutput(images=images) if return_dict else (images,)
@@ -224,27 +233,27 @@ class SiTPipeline(DiffusionPipeline):
     def _draw(
         self,
         generator: Generator,
-        labels: list[int],
+        batches: list[Batch],
         noise: Tensor | None,
         *,
-        batch_size: int,
         decode: bool,
     ) -> Tensor:
         """Pixels, or latents where they are not to be decoded, batch by batch."""
         if decode and self.vae is None and self.transformer.in_channels not in (1, 3):
             raise UserError("without its vae the model makes latents only: output_type='latent'")
-        parts = []
-        with self.progress_bar(total=len(labels)) as bar:
-            for start in range(0, len(labels), batch_size):
-                part = slice(start, start + batch_size)
+        parts, places = [], [place for batch in batches for place in batch.places]
+        with self.progress_bar(total=len(places)) as bar:
+            for batch in batches:
                 made = generator.latents(
-                    range(len(labels))[part],
-                    labels[part],
-                    noise=None if noise is None else noise[part],
+                    batch.indices,
+                    batch.labels,
+                    noise=None
+                    if noise is None
+                    else noise[batch.indices.start : batch.indices.stop],
                 ).latents
-                parts.append(generator.pixels(made) if decode else made)
-                bar.update(len(made))
-        return torch.cat(parts)
+                parts.append((generator.pixels(made) if decode else made)[batch.rows])
+                bar.update(len(batch.rows))
+        return torch.cat(parts)[torch.tensor(places).argsort()]
 
     def _generator(self, options: SamplerConfig, reference: SiTPipeline | None) -> Generator:
         """What draws: the networks with the options resolved."""
@@ -329,6 +338,46 @@ def _bring(model: ViT5SiT) -> None:
     """
     if hasattr(model, "_hf_hook"):
         model._hf_hook.pre_forward(model)
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Images that are made together. rows: which of them are wanted; places: of these in the
+    result."""
+
+    indices: range
+    labels: list[int]
+    rows: list[int]
+    places: list[int]
+
+
+def _batches(labels: list[int], indices: Sequence[int] | None, size: int) -> list[Batch]:
+    """The batches of a call: of all its images, or those that hold the wanted ones.
+
+    A batch is the whole call's, or as that of a large set, for equal bits.
+    """
+    count, wanted = len(labels), range(len(labels)) if indices is None else list(indices)
+    if not wanted or any(not isinstance(index, Integral) or index < 0 for index in wanted):
+        raise UserError(f"indices {wanted} must be numbers of images, 0 or above, such as [2]")
+    chosen = count > len(wanted) or indices is None
+    if chosen and max(wanted) >= count:
+        raise UserError(f"indices {max(wanted)} must be below {count}, the number of images")
+    if not chosen and count not in (1, len(wanted)):
+        raise UserError(f"indices name {len(wanted)} images for {count} labels; give one for each")
+    batches = []
+    for number in sorted({index // size for index in wanted}):
+        start = int(number) * size
+        batch = range(start, min(start + size, count) if chosen else start + size)
+        places = [place for place, index in enumerate(wanted) if index // size == number]
+        rows = [int(wanted[place]) - start for place in places]
+        if chosen:
+            given = labels[start : batch.stop]
+        else:  # the labels of the others change nothing
+            given = [labels[0]] * size
+            for place, row in zip(places, rows, strict=True):
+                given[row] = labels[place % count]
+        batches.append(Batch(batch, given, rows, places))
+    return batches
 
 
 def _seed(seed: int | None, generator: torch.Generator | None) -> int:

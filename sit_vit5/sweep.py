@@ -12,7 +12,7 @@ import shlex
 import sys
 from collections.abc import Sequence
 from contextlib import nullcontext
-from dataclasses import fields, is_dataclass, replace
+from dataclasses import dataclass, fields, is_dataclass, replace
 from itertools import groupby
 from pathlib import Path
 
@@ -35,7 +35,7 @@ from sit_vit5.evaluation.sweep_report import (
     draw,
     table,
 )
-from sit_vit5.files import check_same, lock, write_json, write_text
+from sit_vit5.files import check_same, lock, read_json, write_json, write_text
 from sit_vit5.metrics.image_sets import UnmadeSet
 from sit_vit5.progress import progress_bar
 from sit_vit5.run_folder import ARCHIVE, MANIFEST, SAMPLES, run_of, step_name
@@ -48,6 +48,40 @@ _FREE = (
     "checkpoint", "weights", "scales", "intervals", "agreement", "batch_size", "codec_path",
     "inception_weights", "out",
 )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class SweepFile:
+    """What of sweep.json decides whether a sweep can be continued."""
+
+    settings: dict
+
+
+@dataclass(frozen=True)
+class CellManifest:
+    """What a sweep reads in the manifest of a cell's samples."""
+
+    samples_sha256: str
+    evaluations_per_image: int
+    network_passes_per_image: int
+
+
+@dataclass(frozen=True)
+class CellAgreement:
+    """samples: the share of samples that a classifier gives the asked class."""
+
+    samples: float
+
+
+@dataclass(frozen=True)
+class CellMetrics:
+    """What a sweep reads in the metrics of a cell."""
+
+    samples_sha256: str
+    extractor: dict
+    frechet_distance: float
+    reference_sha256: str | None = None
+    agreement: CellAgreement | None = None
 
 
 def sweep(options: SweepConfig, processes: Processes) -> None:
@@ -154,11 +188,8 @@ def _begin(folder: Path, options: SweepConfig, loaded: Loaded) -> Reference:
     settings = json.loads(json.dumps(settings))
     path = folder / "sweep.json"
     if path.is_file():
-        try:
-            before = dict(json.loads(path.read_text(encoding="utf-8"))["settings"])
-        except (ValueError, KeyError, TypeError):
-            raise UserError(f"{path} is not a sweep's; choose another --out") from None
-        check_same(folder, before, settings, what="a sweep")
+        before = read_json(path, SweepFile, remedy="it is not a sweep's; choose another --out")
+        check_same(folder, before.settings, settings, what="a sweep")
     write_json(path, {"complete": False, "settings": settings})
     return reference
 
@@ -180,20 +211,33 @@ def _measure(place: Path, cell: Cell, options: SweepConfig, reference: Reference
     """The metrics of a complete cell, from its metrics.json if that is of the same samples."""
     asked = _metrics_options(options, place)
     path = json_path(asked)
-    manifest = json.loads((place / MANIFEST).read_text(encoding="utf-8"))
-    found = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
-    if found.get("samples_sha256") != manifest["samples_sha256"] or (
-        options.agreement and "agreement" not in found
+    manifest = read_json(
+        place / MANIFEST, CellManifest, remedy=f"remove {place} and run the same command again"
+    )
+    found = _cell_metrics(path)
+    wanted = (manifest.samples_sha256, reference.sha256, reference.extractor.identity)
+    if (
+        found is None
+        or (found.samples_sha256, found.reference_sha256, found.extractor) != wanted
+        or (options.agreement and found.agreement is None)
     ):
-        found = evaluate(asked, reference=reference)
-        write_json(path, found)
+        write_json(path, evaluate(asked, reference=reference))
+        found = read_json(path, CellMetrics)
     return Result(
         cell,
-        distance=found["frechet_distance"],
-        agreement=found["agreement"]["samples"] if options.agreement else None,
-        evaluations=manifest["evaluations_per_image"],
-        passes=manifest["network_passes_per_image"],
+        distance=found.frechet_distance,
+        agreement=found.agreement.samples if options.agreement else None,
+        evaluations=manifest.evaluations_per_image,
+        passes=manifest.network_passes_per_image,
     )
+
+
+def _cell_metrics(path: Path) -> CellMetrics | None:
+    """What an earlier run measured; None if its file is absent or damaged."""
+    try:
+        return read_json(path, CellMetrics)
+    except UserError:
+        return None
 
 
 def _report(
@@ -204,7 +248,7 @@ def _report(
     unguided = [result for result in results if result.cell.scale == 1]
     command = ["python", "sample/generate.py", *command_flags(cell_options(options, best.cell))]
     path = folder / "sweep.json"
-    begun = json.loads(path.read_text(encoding="utf-8"))
+    begun = read_json(path)
     found = {
         "best": columns(best, labels),
         "best_unguided": columns(best_of(unguided), labels) if unguided else None,

@@ -28,17 +28,20 @@ from sit_vit5.codecs import build_codec
 from sit_vit5.config import (
     CodecConfig,
     EmaConfig,
+    GenerateConfig,
     GuidanceConfig,
     ObjectiveConfig,
     SamplerConfig,
     SdeConfig,
     TrainConfig,
 )
+from sit_vit5.distributed import alone
 from sit_vit5.errors import UserError
 from sit_vit5.models.denoiser import Denoiser
 from sit_vit5.models.diffusers_model import ViT5SiT
 from sit_vit5.pipeline import SiTPipeline
 from sit_vit5.presets import RECIPES, Backbone
+from sit_vit5.sampling.generate import generate
 from sit_vit5.sampling.grid import draw_grid
 from sit_vit5.sampling.load import load
 
@@ -130,6 +133,54 @@ def pixels(pipeline: SiTPipeline, *arguments, **options) -> np.ndarray:
     """The bytes that the pictures hold, uint8 (N, H, W, C)."""
     images = np.stack([np.array(image) for image in pipeline(*arguments, **options).images])
     return images[..., None] if images.ndim == 3 else images
+
+
+@pytest.mark.parametrize("method", ["heun", "euler_maruyama"])
+def test_chosen_images_are_those_of_the_set_to_the_bit(checkpoint, tmp_path, method):
+    chosen = dict(num_samples=23, steps=3, batch_size=8, method=method, seed=3)
+    chosen["guidance"] = GuidanceConfig(1.5)
+
+    def made(name: str, **changes) -> tuple[np.ndarray, dict]:
+        folder = tmp_path / name
+        generate(GenerateConfig(str(checkpoint), out=str(folder), **chosen | changes), alone())
+        manifest = json.loads((folder / "samples.json").read_text())
+        return np.load(folder / "samples.npz")["arr_0"], manifest
+
+    whole, manifest = made("whole")
+    some, facts = made("some", indices=(22, 3, 4, 17), png=True)
+    assert (some == whole[[22, 3, 4, 17]]).all()
+    assert facts["labels"] == [manifest["labels"][n] for n in (22, 3, 4, 17)]
+    assert facts["settings"]["indices"] == [22, 3, 4, 17]
+    files = sorted((tmp_path / "some" / "images").iterdir())
+    assert [file.name for file in files] == [f"{n:06d}.png" for n in (3, 4, 17, 22)]
+    assert (np.asarray(Image.open(files[3])).reshape(some[0].shape) == whole[22]).all()
+    larger, _ = made("larger", indices=(3,), num_samples=100)
+    assert (larger == whole[[3]]).all()
+
+    pipeline = quiet(exported(checkpoint))
+    options = dict(steps=3, batch_size=8, method=method, seed=3, guidance_scale=1.5)
+    labels = manifest["labels"]
+    assert (pixels(pipeline, [labels[17], labels[2]], indices=[17, 2], **options)
+            == whole[[17, 2]]).all()  # fmt: skip
+    every = pixels(pipeline, labels, **options)
+    assert (pixels(pipeline, labels, indices=[22, 2], **options) == every[[22, 2]]).all()
+    latents = pipeline(labels, indices=[2], output_type="latent", **options).images
+    assert len(latents) == 1
+
+
+@pytest.mark.parametrize(
+    ("labels", "indices", "message"),
+    [
+        ([0, 1, 2], [3], "indices 3 must be below 3, the number of images"),
+        ([0, 1], [1, 2, 3], "indices name 3 images for 2 labels; give one for each"),
+        ([0], [], "must be numbers of images, 0 or above"),
+        ([0], [-1], "must be numbers of images, 0 or above"),
+        ([0], [1.5], "must be numbers of images, 0 or above"),
+    ],
+)
+def test_indices_of_no_image_are_refused(pipe, labels, indices, message):
+    with pytest.raises(UserError, match=message):
+        pipe(labels, indices=indices, steps=1)
 
 
 @pytest.mark.parametrize(

@@ -234,6 +234,8 @@ def check_sweep(config: SweepConfig) -> None:
     ):
         if value != getattr(GuidanceConfig, name.removeprefix("guidance.")):
             raise UserError(f"{name} has no effect on a sweep; use {axis}")
+    if config.indices:
+        raise UserError("indices have no effect on a sweep; drop them")
     if not (config.scales and config.intervals):
         raise UserError("scales and intervals need a value each")
     for low, high in map(interval_of, config.intervals):

@@ -177,15 +177,23 @@ class GenerateConfig(SamplerConfig):
     """Class names or numbers to draw from; none given: all."""
     labels_file: FilePath | None = None
     """File with one class name or number per image, instead of labels and classes."""
+    indices: tuple[Annotated[int, Ge(0), Lt(10**8)], ...] = ()
+    """Numbers of the images to make, to the bit those of the whole set; none given: all."""
     png: bool = False
     """Also write every image as a PNG, in the folder `images` beside the archive."""
     out: FilePath | None = None
-    """Folder to write to; None: samples/STEP_N beside the checkpoints."""
+    """Folder to write to; None: samples/STEP_N beside the checkpoints, STEP_N_images of indices."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.labels_file is not None and (self.classes or self.labels != "random"):
             raise UserError("labels_file stands for labels and classes; drop these")
+        if self.indices and max(self.indices) >= self.num_samples:
+            raise UserError(
+                f"indices {max(self.indices)} must be below num_samples {self.num_samples}"
+            )
+        if len(set(self.indices)) < len(self.indices):
+            raise UserError("indices name an image twice; give each once")
 
 
 def check_sampler(config: SamplerConfig) -> None:

@@ -12,12 +12,20 @@ from annotated_types import Ge, Lt
 
 from sit_vit5.data.digits import Digits
 from sit_vit5.data.images import EXTENSIONS, BadImage, read_rgb
-from sit_vit5.errors import UserError
+from sit_vit5.errors import UserError, listed
 from sit_vit5.evaluation.image_files import FolderSet, ZipSet
 from sit_vit5.files import file_hash, read_json
 from sit_vit5.metrics.image_sets import ImageSet, array_set, npy_set, npz_set
-from sit_vit5.run_folder import ARCHIVE, PARTIAL
+from sit_vit5.run_folder import (
+    ARCHIVE,
+    CHECKPOINTS,
+    METRICS_FILE,
+    PARTIAL,
+    SAMPLES,
+    STATE_FILE,
+)
 
+SAMPLE_IT = "make samples by sample/generate.py --checkpoint {path} and give their folder"
 BUILT_IN = {"digits:train": "train", "digits:held-out": "held-out", "digits": "held-out"}
 
 
@@ -42,6 +50,7 @@ class ManifestSettings:
     weights_sha256: str | None = None
     labels: str | None = None
     num_samples: Annotated[int, Ge(0)] | None = None
+    indices: list[Annotated[int, Ge(0)]] | None = None
 
 
 @dataclass(frozen=True)
@@ -71,6 +80,7 @@ def open_image_set(text: str) -> ImageSet:
         return array_set(text, Digits(BUILT_IN[text]).images)
     path = archive_of(text)
     if text and path.is_dir():
+        check_images_folder(path)
         return FolderSet(path)
     if path.is_file():
         return FILES.get(path.suffix.lower(), npz_set)(path)
@@ -89,6 +99,30 @@ def archive_of(text: str) -> Path:
             f"{path} holds samples that are not complete; run the command that made them again"
         )
     return path
+
+
+# Files that a folder of ours holds, what it is, and what to do.
+_OURS = (
+    ((STATE_FILE, "*.safetensors"), "a checkpoint", SAMPLE_IT),
+    ((CHECKPOINTS, "config.yaml"), "a run folder", SAMPLE_IT),
+    ((METRICS_FILE,), "a run folder", SAMPLE_IT),
+    (("model_index.json",), "an exported model", "give a folder of images that it has made"),
+    (("classifier.json",), "a classifier", "give images"),
+    (("index.json", "shard_*"), "a latent cache", "give the images that it was made from"),
+    (("encoding.json",), "a latent cache", "give the images that it was made from"),
+    (("sweep.json",), "a sweep", "give one of the folders in its cells"),
+)
+
+
+def check_images_folder(path: Path) -> None:
+    """Refuses folders of ours that hold no set of images: their figures would be taken for one."""
+    for names, what, remedy in _OURS:
+        if all(any(path.glob(name)) for name in names):
+            raise UserError(f"{path} is {what}, no set of images; {remedy.format(path=path)}")
+    if path.name == SAMPLES and (path.parent / CHECKPOINTS).is_dir():
+        sets = sorted(folder.name for folder in path.iterdir() if (folder / ARCHIVE).is_file())
+        found = f"give one of {listed(sets)} in it" if sets else SAMPLE_IT.format(path=path.parent)
+        raise UserError(f"{path} holds the figures and sample sets of a run; {found}")
 
 
 def _pickle(path: Path) -> ImageSet:

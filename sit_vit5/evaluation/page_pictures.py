@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
 from html import escape
 
@@ -74,7 +75,7 @@ def _ends(title: str, places: np.ndarray, evaluation: Evaluation, names: Sequenc
         ("samples", evaluation.samples, np.array(evaluation.manifest.labels)),
         ("real", real.images, samples_numbers(real, names)),
     )
-    blocks = []
+    blocks, shown = [], []
     for place in places.tolist():
         label = found["labels"][place]
         pictures = "".join(
@@ -83,9 +84,43 @@ def _ends(title: str, places: np.ndarray, evaluation: Evaluation, names: Sequenc
             for what, images, labels in sides
         )
         score = f'<span class="soft">{found["scores"][place]:.1f} x noise</span>'
+        shown += np.flatnonzero(sides[0][2] == label)[:OF_EACH].tolist()
         heading = f"<h4>{escape(_class(label, names))} {score}</h4>"
         blocks.append(f'<div class="block">{heading}<div class="pair">{pictures}</div></div>')
-    return f'<h3>{title}</h3><div class="blocks">{"".join(blocks)}</div>'
+    return f'<h3>{title}</h3><div class="blocks">{"".join(blocks)}</div>' + _again(
+        evaluation, shown
+    )
+
+
+def _again(evaluation: Evaluation, numbers: Sequence[int]) -> str:
+    """The command that makes these samples again, if `sample/generate.py` made them."""
+    command = command_of(evaluation.manifest, sorted(set(numbers)))
+    if not command:
+        return ""
+    return (
+        '<p class="soft">The same images again, to the bit; other options such as '
+        f"--guidance.scale change them alone:</p><pre>{escape(command)}</pre>"
+    )
+
+
+def command_of(manifest: Manifest | None, numbers: Sequence[int]) -> str:
+    """The command in a manifest, for the samples of these numbers alone; "" if it is another's."""
+    facts = manifest.facts if manifest else {}
+    try:
+        words = shlex.split(facts.get("command") or "")
+    except ValueError:  # not a command line
+        return ""
+    if not words or not words[0].endswith("generate.py"):
+        return ""
+    kept, dropped = [], False
+    for word in words[1:]:
+        if word.startswith("--"):
+            dropped = word.partition("=")[0] in ("--indices", "--out", "--png")
+        if not dropped:
+            kept.append(word)
+    known = (facts.get("settings") or {}).get("indices") or range(len(manifest.labels))
+    chosen = [str(known[number]) for number in numbers if number < len(known)]
+    return shlex.join(["python", words[0], *kept, "--indices", *chosen, "--png", "True"])
 
 
 def _table(found: dict, order: np.ndarray, names: Sequence[str]) -> str:
@@ -130,6 +165,7 @@ def neighbours(evaluation: Evaluation) -> str:
         "nearest to it (their distances). A small share does not rule out copied details.</p>"
         f"{_pairs('At random', found['random'], evaluation)}"
         f"{_pairs('The nearest of all looked at', found['closest'], evaluation)}"
+        + _again(evaluation, [pair["sample"] for pair in found["random"] + found["closest"]])
     )
 
 

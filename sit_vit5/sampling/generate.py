@@ -5,7 +5,9 @@ from __future__ import annotations
 import shlex
 import sys
 import time
+from collections.abc import Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -32,13 +34,14 @@ def generate(options: GenerateConfig, processes: Processes) -> Path:
     """Makes the missing images of the set, packs it on the main process, prints its path."""
     loaded = load(options, processes.device)
     folder = Path(options.out) if options.out else _default_folder(options, loaded)
-    with progress_bar(options.num_samples, unit="image", shown=processes.is_main) as bar:
+    count = len(wanted_indices(options))
+    with progress_bar(count, unit="image", shown=processes.is_main) as bar:
         made = complete_set(folder, options, loaded, processes, bar=bar)
     if processes.is_main:
         if not made:
             print(f"complete already, made with the same settings: {folder}")
         if options.png:
-            write_pngs(folder)
+            write_pngs(folder, wanted_indices(options))
         print(folder / ARCHIVE)
     return folder / ARCHIVE
 
@@ -52,11 +55,11 @@ def complete_set(
     gives the same bits whatever was made before, and whichever process makes it. bar: counts the
     images of all processes; those that are there already are taken off its total.
     """
-    classes = _classes(options, loaded.class_names)
+    classes, indices = _classes(options, loaded.class_names), wanted_indices(options)
     samples = SampleSet(
         folder,
         _settings(options, loaded, classes),
-        count=options.num_samples,
+        count=len(indices),
         shape=image_shape(loaded),
     )
     with ExitStack() as held:
@@ -65,7 +68,7 @@ def complete_set(
                 held.enter_context(lock(folder, "sampling run"))
                 samples.prepare()
         if not samples.partial.exists():
-            bar.total -= options.num_samples
+            bar.total -= len(indices)
             return False
         started = time.time()
         samples.open()
@@ -73,14 +76,45 @@ def complete_set(
             made = _fill(samples, loaded, options, classes, processes, bar)
         except KeyboardInterrupt:
             raise KeyboardInterrupt(
-                f"{samples.done()} of {options.num_samples} images are made; the same command "
+                f"{samples.done()} of {len(indices)} images are made; the same command "
                 "makes the others"
             ) from None
         processes.wait()
         if processes.is_main:
             facts = _facts(options, loaded, processes, time.time() - started, made)
-            samples.finish(_labels(range(options.num_samples), options, classes), facts)
+            samples.finish(_labels(indices, options, classes), facts)
     return True
+
+
+@dataclass(frozen=True)
+class Group:
+    """Images that are made together. batch: indices, all batch_size of them; places: of the wanted
+    ones in the sample set; rows: of the same in the batch."""
+
+    batch: range
+    places: list[int]
+    rows: list[int]
+
+
+def wanted_indices(options: GenerateConfig) -> Sequence[int]:
+    """Indices of the images to make, in the order of the sample set."""
+    return options.indices or range(options.num_samples)
+
+
+def groups_of(indices: Sequence[int], size: int) -> list[Group]:
+    """The groups that hold these images. Groups begin at multiples of the size, whichever images
+    are wanted: so an image has the same batch, and the same bits, in any choice."""
+    places: dict[int, list[int]] = {}
+    for place, index in enumerate(indices):
+        places.setdefault(index // size, []).append(place)
+    return [
+        Group(
+            range(number * size, (number + 1) * size),
+            found,
+            [indices[place] - number * size for place in found],
+        )
+        for number, found in sorted(places.items())
+    ]
 
 
 def _fill(
@@ -92,25 +126,23 @@ def _fill(
     bar: tqdm,
 ) -> int:
     """Makes this process's share of the missing groups; how many images that were."""
-    starts = range(0, options.num_samples, options.batch_size)
-    groups = [range(s, min(s + options.batch_size, options.num_samples)) for s in starts]
-    missing = [group for group in groups if samples.missing(group)]
+    groups = groups_of(wanted_indices(options), options.batch_size)
+    missing = [group for group in groups if samples.missing(group.places)]
     processes.wait()  # every process has looked before one fills
     mine = missing[processes.rank :: processes.count]
-    bar.total -= options.num_samples - sum(map(len, missing))
+    bar.total -= samples.count - sum(len(group.places) for group in missing)
     for group in mine:
-        padded = range(group.start, group.start + options.batch_size)
         with memory_errors("lower --batch-size"):
-            images = loaded.generator(padded, _labels(padded, options, classes))
-        pixels = images.pixels.numpy()[: len(group)]
-        samples.write(group, pixels, images.evaluations, images.passes)
+            images = loaded.generator(group.batch, _labels(group.batch, options, classes))
+        pixels = images.pixels.numpy()[group.rows]
+        samples.write(group.places, pixels, images.evaluations, images.passes)
         bar.set_postfix(evaluations=images.evaluations, passes=images.passes, refresh=False)
         # The other processes are about as fast.
-        bar.update(min(len(group) * processes.count, bar.total - bar.n))
-    return sum(map(len, mine))
+        bar.update(min(len(group.places) * processes.count, bar.total - bar.n))
+    return sum(len(group.places) for group in mine)
 
 
-def _labels(indices: range, options: GenerateConfig, classes: list[int]) -> list[int]:
+def _labels(indices: Sequence[int], options: GenerateConfig, classes: list[int]) -> list[int]:
     # Given labels are a cycle of their own: image i has the i-th.
     mode = options.labels if options.labels_file is None else "balanced"
     return choose_labels(indices, classes=classes, mode=mode, seed=options.seed)
@@ -148,6 +180,7 @@ def _settings(options: GenerateConfig, loaded: Loaded, classes: list[int]) -> di
         # An adaptive method's steps are those of a whole batch.
         "batch_size": options.batch_size if options.method in ADAPTIVE_METHODS else None,
         "num_samples": options.num_samples,
+        "indices": list(options.indices) or None,
         "labels": options.labels if options.labels_file is None else "given",
         "classes": classes,
         "codec": loaded.generator.codec.identity,
@@ -193,4 +226,5 @@ def image_shape(loaded: Loaded) -> tuple[int, int, int]:
 
 def _default_folder(options: GenerateConfig, loaded: Loaded) -> Path:
     run = run_of(loaded.checkpoint.folder)
-    return run / SAMPLES / f"{step_name(loaded.checkpoint.state.step)}_{options.num_samples}"
+    name = f"{step_name(loaded.checkpoint.state.step)}_{options.num_samples}"
+    return run / SAMPLES / (f"{name}_images" if options.indices else name)

@@ -97,13 +97,15 @@ class SampleSet:
 
     def missing(self, indices: Sequence[int]) -> bool:
         """Whether any of the images is yet to be made."""
-        return bool((self.cost[indices[0] : indices[-1] + 1, 0] <= 0).any())
+        return bool((self.cost[indices, 0] <= 0).any())
 
-    def write(self, indices: range, images: np.ndarray, evaluations: int, passes: int) -> None:
+    def write(
+        self, indices: Sequence[int], images: np.ndarray, evaluations: int, passes: int
+    ) -> None:
         """Puts images at their places; only then are they marked as made."""
-        self.images[indices.start : indices.stop] = images
+        self.images[indices] = images
         self.images.flush()
-        self.cost[indices.start : indices.stop] = (evaluations, passes)
+        self.cost[indices] = (evaluations, passes)
         self.cost.flush()
 
     def done(self) -> int:
@@ -206,14 +208,17 @@ def _pack(images: Path, archive: Path) -> None:
         ) from None
 
 
-def write_pngs(folder: Path) -> None:
-    """The images of a complete set as `images/000000.png` and so on; whole ones there stay."""
+def write_pngs(folder: Path, numbers: Sequence[int]) -> None:
+    """The images of a complete set as `images/000000.png` and so on; whole ones there stay.
+
+    numbers: of the images, for the names.
+    """
     images, place = npz_set(folder / ARCHIVE), folder / "images"
     if place.is_symlink():
         check_plain(place)
     place.mkdir(exist_ok=True)
     with progress_bar(images.count, unit="PNG") as bar:
-        paths = (place / f"{number:06d}.png" for number in range(images.count))
+        paths = (place / f"{number:06d}.png" for number in numbers)
         for batch in images.batches(BATCH):
             for image, path in zip(batch, paths, strict=False):
                 if not (path.is_file() and path.read_bytes().endswith(PNG_END)):

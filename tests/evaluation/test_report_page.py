@@ -17,6 +17,7 @@ from sit_vit5.errors import UserError
 from sit_vit5.evaluation.evaluate import Evaluation, examine
 from sit_vit5.evaluation.inputs import Manifest
 from sit_vit5.evaluation.page import write_page
+from sit_vit5.evaluation.page_pictures import command_of
 from sit_vit5.evaluation.protocol import differences, protocol_notes, published_rows
 from sit_vit5.evaluation.real_sets import RealSet
 from sit_vit5.evaluation.report import page_path
@@ -124,6 +125,22 @@ def test_a_page_without_manifest_labels_or_neighbours_says_what_is_missing(tmp_p
     assert "No distances per class: the samples' labels are not known" in text
     assert "Not looked for: --neighbours DATA" in text
     assert "no manifest beside the samples" in text and "20 of 20" in text
+
+
+def test_the_command_of_a_manifest_makes_some_of_its_images():
+    words = "sample/generate.py --checkpoint 'my runs/a' --out s --guidance.scale 1.5 --png True"
+    facts = {"command": f"{words} --classes 3 7 --out=s --seed 4"}
+    command = command_of(Manifest(facts, [3, 7] * 10, []), [4, 17])
+    assert command == (
+        "python sample/generate.py --checkpoint 'my runs/a' --guidance.scale 1.5 --classes 3 7 "
+        "--seed 4 --indices 4 17 --png True"
+    )
+    facts["settings"] = {"indices": [90, 80, 70]}
+    again = Manifest(facts | {"command": "generate.py --indices 90 80 70"}, [0] * 3, [])
+    assert command_of(again, [0, 2]) == "python generate.py --indices 90 70 --png True"
+    for other in (None, "evaluate/sweep.py --checkpoint a", "generate.py 'open", ""):
+        assert not command_of(Manifest({"command": other}, [0], []), [0])
+    assert not command_of(None, [0])
 
 
 def large(seed: int, count: int) -> np.ndarray:

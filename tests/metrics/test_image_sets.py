@@ -6,6 +6,7 @@ import io
 import tracemalloc
 import warnings
 import zipfile
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -207,6 +208,18 @@ def twice_in_zip(path: Path) -> None:
             archive.writestr("0.png", png(image))
 
 
+def in_folder(*names: str) -> Callable[[Path], None]:
+    def make(path: Path) -> None:
+        for name in names:
+            (path / name).parent.mkdir(parents=True, exist_ok=True)
+            if name.endswith("/"):
+                (path / name).mkdir()
+            else:
+                (path / name).write_bytes(png(PIXELS[0]))
+
+    return make
+
+
 WRONG = {
     "cut.zip": (lambda p: p.write_bytes(b"PK\x03\x04 and no more"), "cut.zip is not a zip archive"),
     "bits.zip": (damaged_zip, r"0.png in .*bits.zip cannot be read"),
@@ -226,6 +239,16 @@ WRONG = {
         "arrays holds no image .looked for .png, .*1 file passed over: 1 .npy",
     ),
     "begun": (lambda p: (p / "samples.partial").mkdir(parents=True), "not complete; run the comm"),
+    "run": (
+        in_folder("checkpoints/", "config.yaml", "samples/grid.png"),
+        "run is a run folder, no set of images; make samples by sample/generate.py --checkpoint",
+    ),
+    "log": (in_folder("metrics.jsonl", "loss.png"), "log is a run folder, no set of images; make"),
+    "step": (in_folder("state.json", "a.safetensors", "a.png"), "step is a checkpoint, no set of"),
+    "cache": (in_folder("index.json", "shard_0.bin", "a.png"), "is a latent cache, .*made from"),
+    "begun cache": (in_folder("encoding.json", "a.png"), "cache is a latent cache, .*made from"),
+    "model": (in_folder("model_index.json", "a.png"), "model is an exported model"),
+    "sweep": (in_folder("sweep.json", "sweep.png"), "sweep is a sweep, .*in its cells"),
     "short.npy": (lambda p: p.write_bytes(_npy()[:-5]), "cannot be read: it holds 1375 bytes"),
     "keys.npz": (lambda p: np.savez(p, images=PIXELS), "holds images; expected arr_0, uint8"),
 }
@@ -244,6 +267,17 @@ def test_what_is_no_set_of_images_is_refused_in_one_line(tmp_path, name):
     with pytest.raises(UserError, match=message) as error:
         open_image_set(str(tmp_path / name))
     assert "\n" not in str(error.value)
+
+
+def test_the_samples_of_a_run_are_no_set_of_images(tmp_path):
+    in_folder("run/checkpoints/", "run/samples/grid.png")(tmp_path)
+    samples = tmp_path / "run" / "samples"
+    with pytest.raises(UserError, match="figures and sample sets of a run; make samples by"):
+        open_image_set(str(samples))
+    save_sample_set(samples / "step_0000001_23")
+    with pytest.raises(UserError, match="of a run; give one of step_0000001_23 in it"):
+        open_image_set(str(samples))
+    assert open_image_set(str(samples / "step_0000001_23")).count == 23
 
 
 def test_flipped_bits_are_noticed_where_the_whole_archive_is_read(tmp_path):
