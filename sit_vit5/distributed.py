@@ -10,15 +10,46 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
-from sit_vit5.errors import UserError, nearest_multiples
+from sit_vit5.errors import UserError, brief, nearest_multiples
 
 if TYPE_CHECKING:
     import torch
 
 
 def launch_rank() -> int:
-    """Rank the launcher gave this process, 0 without one; usable before any set-up."""
+    """Rank the launcher gave this process, 0 without a legal one; usable before any set-up."""
+    try:
+        check_launcher_variables()
+    except UserError:
+        return 0
     return int(os.environ.get("RANK") or 0)
+
+
+def check_launcher_variables() -> None:
+    """Refuses ranks and counts that no launcher gives, such as a RANK left in the shell."""
+    advice = "unset it, or start with accelerate launch or torchrun"
+    numbers: dict[str, int] = {}
+    for name, (least, most) in LAUNCHER_VARIABLES.items():
+        text = os.environ.get(name, "").strip()
+        if text == "" or (name, text) == ("LOCAL_RANK", "-1"):  # accelerate's default: none
+            continue
+        number = int(text) if re.fullmatch(r"[0-9]{1,9}", text) else -1
+        if not least <= number <= most:
+            raise UserError(
+                f"the environment variable {name} {brief(text, 40)} must be a number from {least} "
+                f"to {most:,}; {advice}"
+            )
+        numbers[name] = number
+    if "RANK" in numbers and "WORLD_SIZE" not in numbers:
+        raise UserError(
+            f"the environment variable RANK {numbers['RANK']} needs WORLD_SIZE; {advice}"
+        )
+    for rank, count in (("RANK", "WORLD_SIZE"), ("LOCAL_RANK", "LOCAL_WORLD_SIZE")):
+        if numbers.get(rank, 0) >= numbers.get(count, 10**9):
+            raise UserError(
+                f"the environment variable {rank} {numbers[rank]} must be below {count} "
+                f"{numbers[count]}; {advice}"
+            )
 
 
 @dataclass(frozen=True)
@@ -65,6 +96,14 @@ class Processes:
         return self.rank == 0
 
 
+# What launchers set: the least and the largest value.
+LAUNCHER_VARIABLES = {
+    "WORLD_SIZE": (1, 10**6),
+    "RANK": (0, 10**6),
+    "LOCAL_WORLD_SIZE": (1, 10**6),
+    "LOCAL_RANK": (0, 10**6),
+    "MASTER_PORT": (0, 65_535),
+}
 # The other processes wait while the first one draws and saves, longer than the usual ten minutes.
 COLLECTIVE_TIMEOUT = timedelta(hours=1)
 # For those who wait already: the ones that do not are the ones sought.
@@ -79,6 +118,7 @@ def join_processes(*, minutes: float | None = None) -> Processes:
     # Imported here: accelerate and torch take seconds, and most users of this file need neither.
     from accelerate import PartialState
 
+    check_launcher_variables()
     check_plain_launcher()
     patience = COLLECTIVE_TIMEOUT if minutes is None else timedelta(minutes=minutes)
     try:
@@ -86,10 +126,57 @@ def join_processes(*, minutes: float | None = None) -> Processes:
     except ValueError as error:
         reason = " ".join(str(error).split())
         raise UserError(f"the launcher's variables are incomplete: {reason}") from None
+    except RuntimeError as error:
+        if not _is_lost(error):
+            raise
+        raise _not_joined(str(error), patience) from None
     check_joined(state.num_processes)
-    return Processes(
-        state.process_index, state.num_processes, state.device, state.wait_for_everyone
-    )
+
+    def wait() -> None:
+        with _told_apart():
+            state.wait_for_everyone()
+
+    return Processes(state.process_index, state.num_processes, state.device, wait)
+
+
+def _not_joined(error: str, patience: timedelta) -> UserError:
+    """The words for processes that did not all come up."""
+    address = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
+    if "EADDRINUSE" in error or "already in use" in error:
+        return UserError(
+            f"the processes cannot meet at {address}: the port is in use; stop what uses it, or "
+            "choose another MASTER_PORT (accelerate launch --main_process_port)"
+        )
+    joined = re.search(r"(\d+)/(\d+) clients joined", error)
+    if joined:
+        what = f"{joined[1]} of {joined[2]} processes joined"
+    elif "connect" in error:
+        what = f"process 0 did not answer at {address}"
+    else:
+        what = f"not all {os.environ.get('WORLD_SIZE')} processes joined"
+    return UserError(f"{what} within {patience.total_seconds():,.0f} s; see the others' last lines")
+
+
+@contextmanager
+def _told_apart() -> Iterator[None]:
+    """A block in which processes meet: that one is lost becomes a line, a bug stays as it is."""
+    try:
+        yield
+    except RuntimeError as error:
+        if not _is_lost(error):
+            raise
+        raise Lost("a connection broke" if "gloo" in str(error) else brief(error)) from None
+
+
+class Lost(UserError):
+    """Others do not come any more to where processes meet."""
+
+    def __init__(self, reason: str):
+        self.reason = reason
+        super().__init__(
+            f"the processes have lost one another: {reason}; a process is stuck or dead, see its "
+            "own last lines"
+        )
 
 
 def alone() -> Processes:
@@ -105,7 +192,8 @@ def gather(values: list, processes: Processes) -> list:
         return values
     from accelerate.utils import gather_object
 
-    return gather_object(values)
+    with _told_apart():
+        return gather_object(values)
 
 
 class Words:
@@ -126,9 +214,10 @@ class Words:
         if count > 1:
             from torch import distributed
 
-            self.group = distributed.new_group(backend="gloo", timeout=patience)
-            # A group is of no use after a time-out; this one finds out who is missing.
-            self.roll_call = distributed.new_group(backend="gloo", timeout=roll_call)
+            with _told_apart():
+                self.group = distributed.new_group(backend="gloo", timeout=patience)
+                # A group is of no use after a time-out; this one finds out who is missing.
+                self.roll_call = distributed.new_group(backend="gloo", timeout=roll_call)
             self.roll_call_time = roll_call
 
     def largest(self, number: int) -> int:
@@ -147,16 +236,11 @@ class Words:
     def kept_together(self) -> Iterator[None]:
         """A block in which processes meet: where one is lost, the others say which."""
         try:
-            yield
-        except RuntimeError as error:
-            if self.group is None or not _is_lost(error):
-                raise
-            text = "a connection broke" if "gloo" in str(error) else " ".join(str(error).split())
-            reason = self._missing() or text
-            raise UserError(
-                f"the processes have lost one another: {reason}; a process is stuck or dead, see "
-                "its own last lines; continue the run with --resume"
-            ) from None
+            with _told_apart():
+                yield
+        except Lost as error:
+            reason = (self.group and self._missing()) or error.reason
+            raise UserError(f"{Lost(reason)}; continue the run with --resume") from None
 
     def _missing(self) -> str | None:
         """Which processes do not answer any more; the first one finds out."""
@@ -170,7 +254,7 @@ class Words:
         return None
 
 
-def _is_lost(error: RuntimeError) -> bool:
+def _is_lost(error: Exception) -> bool:
     """Whether the network between processes failed, and not the work of this one."""
     from torch.distributed import DistError
 
@@ -186,7 +270,7 @@ def one_word(processes: Processes) -> Iterator[None]:
     failure = None
     try:
         yield
-    except UserError as error:
+    except (UserError, OSError) as error:
         failure = str(error)
     failures = [word for word in gather([failure], processes) if word is not None]
     if failures:

@@ -3,8 +3,20 @@
 from __future__ import annotations
 
 import pytest
+import torch
+from torch.distributed import DistNetworkError, DistStoreError
 
-from sit_vit5.distributed import BatchPlan, Words, check_joined, check_plain_launcher
+from sit_vit5.distributed import (
+    BatchPlan,
+    Processes,
+    Words,
+    check_joined,
+    check_launcher_variables,
+    check_plain_launcher,
+    gather,
+    join_processes,
+    launch_rank,
+)
 from sit_vit5.errors import UserError
 
 
@@ -84,3 +96,74 @@ def test_half_set_launcher_variables_get_one_line(command):
     )  # fmt: skip
     assert failed.returncode == 2
     assert "error: the launcher" in failed.stderr and "Traceback" not in failed.stderr
+
+
+@pytest.mark.parametrize(
+    ("variables", "message"),
+    [
+        ({"RANK": "abc"}, "RANK abc must be a number from 0"),
+        ({"RANK": "-1"}, "RANK -1 must be a number from 0"),
+        ({"RANK": "9" * 5000}, r"RANK 9{40}\.\.\. must be a number from 0 to 1,000,000; unset it"),
+        ({"RANK": "3"}, "RANK 3 needs WORLD_SIZE; unset it, or start with accelerate launch"),
+        ({"RANK": "2", "WORLD_SIZE": "2"}, "RANK 2 must be below WORLD_SIZE 2"),
+        ({"LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "1"}, "LOCAL_RANK 1 must be below LOCAL_WORLD"),
+        ({"WORLD_SIZE": "two"}, "WORLD_SIZE two must be a number"),
+        ({"WORLD_SIZE": "0"}, "WORLD_SIZE 0 must be a number from 1"),
+        ({"MASTER_PORT": "70000"}, "MASTER_PORT 70000 must be a number from 0 to 65,535"),
+    ],
+)
+def test_launcher_variables_out_of_range_are_refused(monkeypatch, variables, message):
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(UserError, match=message):
+        join_processes()
+    assert launch_rank() == 0  # its error is printed at once
+
+
+def test_legal_launcher_variables_give_the_rank(monkeypatch):
+    for variables in ({"LOCAL_RANK": "-1"}, {"RANK": "", "WORLD_SIZE": ""}):
+        with monkeypatch.context() as patch:
+            for name, value in variables.items():
+                patch.setenv(name, value)
+            check_launcher_variables()
+            assert launch_rank() == 0
+    monkeypatch.setenv("RANK", "3")
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    assert launch_rank() == 3
+
+
+@pytest.mark.parametrize(
+    ("error", "message"),
+    [
+        (
+            DistStoreError("Timed out after 4 seconds waiting for clients. 1/2 clients joined."),
+            "1 of 2 processes joined within 180 s; see the others' last lines",
+        ),
+        (
+            DistNetworkError("The client socket has timed out while trying to connect to (h, 1)"),
+            "process 0 did not answer at host:29871 within 180 s",
+        ),
+        (DistNetworkError("The server socket: EADDRINUSE"), "host:29871: the port is in use; stop"),
+        (DistStoreError("wait timeout after 3000ms"), "not all 2 processes joined within 180 s"),
+    ],
+)
+def test_a_process_that_does_not_come_up_is_one_line(monkeypatch, error, message):
+    def fail(*_: object, **__: object) -> None:
+        raise error
+
+    values = {"WORLD_SIZE": "2", "RANK": "0", "MASTER_ADDR": "host", "MASTER_PORT": "29871"}
+    for name, value in values.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr("accelerate.PartialState", fail)
+    with pytest.raises(UserError, match=message):
+        join_processes(minutes=3)
+
+
+def test_a_process_lost_while_values_are_gathered_is_one_line(monkeypatch):
+    def fail(values: list) -> None:
+        raise DistStoreError("wait timeout")
+
+    monkeypatch.setattr("accelerate.utils.gather_object", fail)
+    two = Processes(0, 2, torch.device("cpu"), lambda: None)
+    with pytest.raises(UserError, match="have lost one another: wait timeout; a process is stuck"):
+        gather([1], two)
