@@ -42,7 +42,7 @@ from sit_vit5.tensors import read_shapes, read_tensors, write_tensors
 SCHEMA = 1
 MODEL_FILE = "model.safetensors"
 OPTIMIZER_FILE = "optimizer.safetensors"
-_LEFT_BY_A_KILL = re.compile(r"step_\d+\.(partial|replaced|pruned)")
+LEFT_BY_A_KILL = re.compile(r"step_\d+\.(partial|replaced|pruned)")
 
 
 @dataclass(frozen=True)
@@ -166,7 +166,7 @@ def save_checkpoint(
     files |= {_average_file(name): average for name, average in averages.items()}
     try:
         for left in (run / CHECKPOINTS).glob("step_*.*"):
-            if _LEFT_BY_A_KILL.fullmatch(left.name):
+            if LEFT_BY_A_KILL.fullmatch(left.name):
                 shutil.rmtree(left, ignore_errors=True)
         _write_folder(partial, state, config, files)
         if target.exists():  # a kill came before the pointer was written: same run, same step

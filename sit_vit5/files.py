@@ -9,8 +9,9 @@ import re
 import shutil
 import stat
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from fnmatch import fnmatch
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, TypeVar
 
@@ -21,6 +22,7 @@ from sit_vit5.errors import UserError, brief
 
 if TYPE_CHECKING:
     from PIL.Image import Image
+    from pydantic import TypeAdapter
 
 Value = TypeVar("Value")
 # Numbers in JSON files of ours; beyond these limits a file is damaged.
@@ -142,12 +144,12 @@ def read_json(path: Path, kind: type[Value] = dict, *, remedy: str = "") -> Valu
 
 def parse_json(text: str, kind: type[Value] = dict, *, source: object, remedy: str = "") -> Value:
     """JSON text checked as by `read_json`. source: where it was found, for the error."""
-    from pydantic import TypeAdapter, ValidationError
+    from pydantic import ValidationError
 
     try:
         # Twice, since pydantic takes NaN and Infinity, which are not JSON.
         json.loads(text, parse_constant=_refuse_constant)
-        return TypeAdapter(kind).validate_json(text, strict=True)
+        return _adapter(kind).validate_json(text, strict=True)
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
         where = ".".join(map(str, first["loc"]))
@@ -155,6 +157,14 @@ def parse_json(text: str, kind: type[Value] = dict, *, source: object, remedy: s
     except (ValueError, RecursionError) as error:
         reason = str(error)
     raise UserError(damaged(source, reason, remedy))
+
+
+@cache
+def _adapter(kind: type) -> TypeAdapter:
+    """The check of a type, which takes longer to build than to use."""
+    from pydantic import TypeAdapter
+
+    return TypeAdapter(kind)
 
 
 def check_regular_file(path: Path, *, remedy: str = "") -> None:
@@ -289,6 +299,13 @@ def lock(folder: Path, what: str) -> Iterator[None]:
         yield
     finally:
         held.release()
+
+
+def check_unused(folder: Path, what: str) -> None:
+    """Refuses a folder that another process holds; leaves nothing in it."""
+    if (folder / ".lock").is_file():
+        with suppress(OSError), lock(folder, what):
+            pass
 
 
 def check_same(folder: Path, before: dict, now: dict, *, what: str) -> None:

@@ -25,6 +25,8 @@ METRICS_FILE = "metrics.jsonl"
 EVENTS_FILE = "events.jsonl"
 EVALUATIONS_FILE = "evaluations.jsonl"
 PAGE_FILE = "run.html"
+LOSS_PLOT = "loss.png"
+BAD_IMAGES = "bad_images.txt"
 # In the folder of a sample set: its images, what made them, and the images while they are made.
 ARCHIVE = "samples.npz"
 MANIFEST = "samples.json"

@@ -12,6 +12,10 @@ from sit_vit5.models.denoiser import Denoiser
 Stopped = Callable[[], bool]
 
 
+class BrokenOff(UserError):
+    """A signal came during an evaluation."""
+
+
 class Evaluation(Protocol):
     """Draws samples of a network and compares them with a reference."""
 
@@ -46,7 +50,7 @@ def evaluate(
     except Exception as error:  # of any kind: out of memory, non-finite images
         failure = _words_of(error)
     if words.largest(stopped()):
-        raise UserError("broken off by a signal")
+        raise BrokenOff("broken off by a signal")
     failures = [word for word in gather([failure], processes) if word]
     if failures:
         raise UserError(failures[0])

@@ -101,7 +101,11 @@ def _outside_share(rows: Sequence[dict], events: Sequence[dict]) -> float | None
     images_per_second counts the time of the steps alone.
     """
     since = max((e["unix_time"] for e in events if e["kind"] in STARTS), default=0)
-    timed = [row for row in rows if row.get("images_per_second") and row["unix_time"] >= since]
+    timed = [
+        row
+        for row in rows
+        if row.get("images_per_second") and row.get("unix_time", 0) >= since and "images" in row
+    ]
     if len(timed) < 2 or timed[-1]["unix_time"] - timed[0]["unix_time"] < 1:
         return None
     in_steps = sum(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from sit_vit5.checkpoint import Checkpoint
+from sit_vit5.checkpoint import LEFT_BY_A_KILL, Checkpoint
 from sit_vit5.cli import differences, dump_config
 from sit_vit5.codecs import Codec, configured_codec
 from sit_vit5.codecs.recorded import RecordedCodec
@@ -12,9 +12,32 @@ from sit_vit5.config import CodecConfig, TrainConfig
 from sit_vit5.data import Source, same_data
 from sit_vit5.data.latent_cache import LatentCache
 from sit_vit5.distributed import launcher_shards
-from sit_vit5.errors import UserError, nearest_multiples
+from sit_vit5.errors import UserError, listed, nearest_multiples
 from sit_vit5.files import write_text
-from sit_vit5.run_folder import CONFIG_FILE, checkpoint_steps, latest_name, run_of, step_name
+from sit_vit5.run_folder import (
+    CHECKPOINTS,
+    CONFIG_FILE,
+    EVALUATIONS_FILE,
+    EVENTS_FILE,
+    LATEST_FILE,
+    LOSS_PLOT,
+    METRICS_FILE,
+    PAGE_FILE,
+    SAMPLES,
+    SNAPSHOTS,
+    checkpoint_steps,
+    latest_name,
+    run_of,
+    step_name,
+)
+from sit_vit5.training.log_files import read_rows
+from sit_vit5.training.page import STARTS
+
+# Files that a new run replaces, in the run folder.
+REPLACED = (
+    CONFIG_FILE, METRICS_FILE, EVALUATIONS_FILE, PAGE_FILE, LOSS_PLOT, LATEST_FILE,
+    f"{SAMPLES}/step_*.png", f"{CHECKPOINTS}/*", f"{SNAPSHOTS}/*",
+)  # fmt: skip
 
 # A run is these values: others start a new run with --init-from. The codec's path may change, its
 # identity may not.
@@ -33,12 +56,25 @@ def run_folder(config: TrainConfig, resume: Checkpoint | None) -> Path:
 
 
 def check_new(run: Path) -> None:
-    """Refuses the folder of another run; one that died before its first checkpoint is none."""
-    steps = list(checkpoint_steps(run))
-    if steps:
+    """Refuses a folder with files that a new run would replace.
+
+    A run that died before its first checkpoint leaves none.
+    """
+    if steps := list(checkpoint_steps(run)):
         raise UserError(
             f"{run} holds another run, at step {steps[-1]}; continue it with --resume {run}, "
             "choose another --name, or remove the folder"
+        )
+    held = [
+        path.relative_to(run)
+        for pattern in REPLACED
+        for path in sorted(run.glob(pattern))
+        if not (path.is_file() and path.stat().st_size == 0)
+    ]
+    if held := [path for path in held if not LEFT_BY_A_KILL.fullmatch(path.name)]:
+        raise UserError(
+            f"{run} has no checkpoint to continue from, but holds {listed(map(str, held), most=3)} "
+            "of another run; choose another --name, or move the folder away"
         )
 
 
@@ -79,6 +115,16 @@ def check_resume(
             f"--resume found other data than the run was trained on: {resume.state.data}, "
             f"now {source.identity}; start a new run with --init-from"
         )
+    if config.steps < resume.state.step:
+        raise UserError(
+            f"steps {config.steps} is passed: the run is at step {resume.state.step}; give more "
+            "with --steps"
+        )
+    check_newest(run, resume)
+
+
+def check_newest(run: Path, resume: Checkpoint) -> None:
+    """Refuses a rewind over newer checkpoints."""
     newest = max(checkpoint_steps(run), default=resume.state.step)
     if newest > resume.state.step and resume.folder.name != latest_name(run):
         raise UserError(
@@ -86,6 +132,26 @@ def check_resume(
             "resume the run folder (if you did, another process trains it), or branch off with "
             "--init-from"
         )
+
+
+def is_evaluated(run: Path, step: int) -> bool:
+    """Whether evaluations.jsonl has a row of a step."""
+    return any(row["step"] == step for row in read_rows(run / EVALUATIONS_FILE))
+
+
+def has_ended(run: Path) -> bool:
+    """Whether the last session in a run folder came to its last step's figures."""
+    kinds = [row["kind"] for row in read_rows(run / EVENTS_FILE)]
+    telling = [kind for kind in kinds if kind in (*STARTS, "interrupted", "failed", "done")]
+    return telling[-1:] == ["done"]
+
+
+def remove_partials(run: Path) -> None:
+    """Removes files that a kill left half-written."""
+    for pattern in REPLACED:
+        for partial in run.glob(f"{pattern}.partial"):
+            if partial.is_file():
+                partial.unlink(missing_ok=True)
 
 
 def changes(resume: Checkpoint, config: TrainConfig) -> list[str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import re
 import sys
@@ -13,35 +12,45 @@ from pathlib import Path
 from tqdm import tqdm
 
 from sit_vit5.config import TrainConfig
-from sit_vit5.errors import UserError
-from sit_vit5.files import check_plain, replacing, write_text
-from sit_vit5.run_folder import EVALUATIONS_FILE, EVENTS_FILE, METRICS_FILE, PAGE_FILE
+from sit_vit5.errors import UserError, brief
+from sit_vit5.files import replacing
+from sit_vit5.run_folder import (
+    BAD_IMAGES,
+    EVALUATIONS_FILE,
+    EVENTS_FILE,
+    LATEST_FILE,
+    LOSS_PLOT,
+    METRICS_FILE,
+    PAGE_FILE,
+)
+from sit_vit5.streams import printable
+from sit_vit5.training.log_files import LogFiles, append_whole, read_rows
 from sit_vit5.training.page import write_page
 from sit_vit5.training.trackers import Trackers
 
-LOSS_PLOT = "loss.png"
-BAD_IMAGES = "bad_images.txt"
 # A line on the screen that starts so is an event of that kind. (The dump of the configuration
 # starts with `model: ` too, but is many lines, which `.` does not match.)
 EVENT_LINE = re.compile(
     r"(model|data|batch|precision|warning|note|changed on resume|evaluation|interrupted|done)\b"
     r":? ?(.+)"
 )
-# What a row has at least.
-METRICS_KEYS, EVALUATION_KEYS = {"step", "loss", "grad_norm"}, {"step", "weights", "values"}
 # Seconds between pages at least, and the share of the time that writing them, which reads all rows,
 # takes at most.
 PAGE_SECONDS, PAGE_SHARE = 60, 0.01
 
 
 class RunLog:
-    """Writes for one run; built on the main process only."""
+    """Writes for one run; built on the main process only.
 
-    def __init__(self, run: Path, config: TrainConfig, *, first_step: int):
-        self.run, self.config = run, config
+    cached: whether the data are latents, encoded already.
+    """
+
+    def __init__(self, run: Path, config: TrainConfig, *, first_step: int, cached: bool = False):
+        self.run, self.config, self.cached = run, config, cached
         self.steps, self.batch_size, self.step = config.steps, config.batch_size, first_step
-        self.path = run / METRICS_FILE
-        self._skipped = self._drop_rows_after(first_step)
+        self.path, self.files = run / METRICS_FILE, LogFiles(self._print)
+        self._drop_after: int | None = first_step
+        self._skipped = self._skipped_up_to(first_step)
         self.bar = tqdm(
             total=self.steps, initial=first_step, unit="step", disable=None, leave=False
         )
@@ -67,8 +76,8 @@ class RunLog:
 
     def event(self, kind: str, text: str) -> None:
         """Appends to events.jsonl, which outlives the process and is shown in run.html."""
-        row = {"step": self.step, "unix_time": round(time.time(), 1), "kind": kind, "text": text}
-        self._append(self.run / EVENTS_FILE, row)
+        row = {"step": self.step, "unix_time": _now(), "kind": kind, "text": text}
+        self.files.append(self.run / EVENTS_FILE, row)
 
     def _print(self, text: str) -> None:
         tqdm.write(text, file=sys.stdout)
@@ -85,7 +94,7 @@ class RunLog:
 
     def rewound(self, step: int) -> None:
         """The run went back to a step: what was logged of later ones is taken away."""
-        self._skipped = self._drop_rows_after(step)
+        self._drop_after, self._skipped = step, self._skipped_up_to(step)
         self.step = self.bar.n = step
         self.bar.refresh()
 
@@ -118,16 +127,21 @@ class RunLog:
             "skipped_steps": skipped_steps,
             "images_per_second": round(rate, 2),
             "data_wait": round(waiting, 3),
-            "unix_time": round(time.time(), 1),
+            "unix_time": _now(),
         }
         self._append(self.path, row)
         self.trackers.log(row)
         self._rows_of_session += 1
         # In the first interval the loader's processes were still starting.
         if waiting > self.config.watchdog.data_wait and self._rows_of_session > 1:
+            advice = (
+                "copy the latent cache to a faster disk"
+                if self.cached
+                else "encode the data once (python -m sit_vit5.data.encode)"
+            )
             self.say(
                 f"warning: {waiting:.0%} of the time went on waiting for data; raise "
-                "--data.workers, or encode the data once (python -m sit_vit5.data.encode)"
+                f"--data.workers, or {advice}"
             )
         if skipped_steps > self._skipped:
             new = skipped_steps - self._skipped
@@ -150,7 +164,7 @@ class RunLog:
             "weights": weights,
             "values": values,
             "seconds": round(seconds, 1),
-            "unix_time": round(time.time(), 1),
+            "unix_time": _now(),
         }
         self._append(self.run / EVALUATIONS_FILE, row)
         self.trackers.log({"step": self.step, **values})
@@ -192,10 +206,12 @@ class RunLog:
         self.bar.close()
 
     def _write_page(self) -> None:
+        if not (self.run / LATEST_FILE).is_file():  # a run without a checkpoint replaces no file
+            return
         started = time.monotonic()
         try:
-            events = _read(self.run / EVENTS_FILE, {"step", "unix_time", "kind", "text"})
-            evaluations = _read(self.run / EVALUATIONS_FILE, EVALUATION_KEYS)
+            events = read_rows(self.run / EVENTS_FILE)
+            evaluations = read_rows(self.run / EVALUATIONS_FILE)
             write_page(self.run, self.config, self._rows(), events, evaluations)
         except Exception as error:  # of any kind: a page is not worth a run
             if not self._page_failed:
@@ -205,47 +221,24 @@ class RunLog:
         self._next_page = now + max(PAGE_SECONDS, (now - started) / PAGE_SHARE)
 
     def _append(self, path: Path, row: dict) -> None:
-        try:
-            check_plain(path)
-            with path.open("a", encoding="utf-8") as file:
-                file.write(json.dumps(row) + "\n")
-        except (OSError, UserError) as error:  # a log is not worth a run (row K1)
-            self._print(f"warning: {path} not written: {error}")
+        """Adds a row; the first one after a resume or a rewind takes the place of later ones."""
+        if self._drop_after is not None:
+            for file in (self.path, self.run / EVALUATIONS_FILE):
+                self.files.keep(file, up_to=self._drop_after)
+            self._drop_after = None
+        self.files.append(path, row)
 
     def _rows(self) -> list[dict]:
-        return _read(self.path, METRICS_KEYS)
+        return read_rows(self.path)
 
-    def _drop_rows_after(self, step: int) -> int:
-        """A resumed run writes the steps after its checkpoint again: no step stands twice.
-
-        Returns the number of skipped steps in the last row.
-        """
-        _drop_rows_after(self.run / EVALUATIONS_FILE, EVALUATION_KEYS, step)
-        kept = _drop_rows_after(self.path, METRICS_KEYS, step)
-        return kept[-1].get("skipped_steps", 0) if kept else 0
+    def _skipped_up_to(self, step: int) -> int:
+        """Number of skipped steps in the last row that is not after a step."""
+        rows = [row for row in self._rows() if row["step"] <= step]
+        return rows[-1].get("skipped_steps", 0) if rows else 0
 
 
-def _drop_rows_after(path: Path, keys: set[str], step: int) -> list[dict]:
-    """Takes the rows of later steps out of a file of JSON lines; those that stay."""
-    kept = [row for row in _read(path, keys) if row["step"] <= step]
-    if path.is_file():
-        write_text(path, "".join(json.dumps(row) + "\n" for row in kept))
-    return kept
-
-
-def _read(path: Path, keys: set[str]) -> list[dict]:
-    """The rows of a file of JSON lines that have these keys."""
-    if not path.is_file():
-        return []
-    rows = []
-    for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
-        try:
-            row = json.loads(line)
-        except ValueError:  # the tail of a line that a kill cut off
-            continue
-        if isinstance(row, dict) and keys <= row.keys():
-            rows.append(row)
-    return rows
+def _now() -> float:
+    return round(time.time(), 1)
 
 
 def report_bad_images(run: Path, bad: list[str]) -> list[str]:
@@ -254,14 +247,17 @@ def report_bad_images(run: Path, bad: list[str]) -> list[str]:
     Every rank appends for itself: a short append is one write and does not mix with another's.
     """
     path = run / BAD_IMAGES
-    known = set(path.read_text(encoding="utf-8").splitlines()) if path.exists() else set()
-    new = sorted(set(bad) - known)
+    try:
+        known = set(path.read_text(encoding="utf-8", errors="replace").splitlines())
+    except FileNotFoundError:
+        known = set()
+    except OSError as error:
+        return [f"warning: {path} not written: {brief(error)}"]
+    new = sorted({printable(line) for line in bad} - known)
     if not new:
         return []
     try:
-        check_plain(path)
-        with path.open("a", encoding="utf-8") as file:
-            file.write("".join(line + "\n" for line in new))
+        append_whole(path, "".join(line + "\n" for line in new))
     except (OSError, UserError) as error:
-        return [f"warning: {path} not written: {error}"]
+        return [f"warning: {path} not written: {brief(error)}"]
     return [f"warning: {len(known) + len(new)} bad images skipped so far, listed in {path}"]

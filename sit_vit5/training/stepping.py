@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import shlex
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -17,6 +19,7 @@ from sit_vit5.codecs.recorded import RecordedCodec
 from sit_vit5.config import TrainConfig
 from sit_vit5.data import Source
 from sit_vit5.data.loader import Batch
+from sit_vit5.errors import UserError
 from sit_vit5.models.fused import fused_kernels
 from sit_vit5.precision import autocast
 from sit_vit5.training.learner import Learner
@@ -28,9 +31,13 @@ from sit_vit5.training.watchdog import Watchdog
 
 @dataclass(frozen=True)
 class Unsettled:
-    """A step that the device may still be working on: its number, gradient norm and loss."""
+    """A step that the device may still be working on: its number, gradient norm and loss.
+
+    data_step: the step whose data it saw.
+    """
 
     step: int
+    data_step: int
     grad_norm: Arriving
     loss: Tensor
 
@@ -38,7 +45,8 @@ class Unsettled:
 class Stepping:
     """Trains the learner. step: optimizer steps taken; data_offset: steps' data passed over.
 
-    wrapped: the learner's network as the engine wants it called; say: prints a line.
+    wrapped: the learner's network as the engine wants it called; not_finite: names the data of a
+    step whose latents are not finite; say: prints a line.
     """
 
     def __init__(
@@ -48,12 +56,14 @@ class Stepping:
         objective: Objective,
         accelerator: Accelerator,
         wrapped: nn.Module,
+        not_finite: Callable[[int], list[str]],
         say: Callable[[str], None],
     ):
         self.config, self.learner, self.objective = config, learner, objective
         self.accelerator, self.wrapped, self.say = accelerator, wrapped, say
+        self.not_finite = not_finite
         self.step, self.images_seen, self.data_offset = 0, 0, 0
-        self.watchdog = Watchdog(config.max_skipped, config.watchdog)
+        self.watchdog = self._watchdog()
         self.grad_norm = float("nan")
         self._unsettled: Unsettled | None = None
         self._forget_losses()
@@ -69,9 +79,7 @@ class Stepping:
         state, self._unsettled = checkpoint.state, None
         self.step, self.images_seen = state.step, state.images_seen
         self.data_offset = state.data_offset
-        self.watchdog = Watchdog(
-            self.config.max_skipped,
-            self.config.watchdog,
+        self.watchdog = self._watchdog(
             skipped=state.skipped_steps,
             in_a_row=state.skipped_in_a_row,
             rewinds=state.rewinds,
@@ -88,7 +96,7 @@ class Stepping:
             loss = self._gradients(batches)
         self.settle()
         norm = self.learner.update(self.step, limit=self.watchdog.limit())
-        self._unsettled = Unsettled(self.step, Arriving(norm), loss)
+        self._unsettled = Unsettled(self.step, self.data_step, Arriving(norm), loss)
         self.step += 1
         self.images_seen += self.config.batch_size
 
@@ -98,7 +106,8 @@ class Stepping:
             return
         last, self._unsettled = self._unsettled, None
         self.grad_norm = float(last.grad_norm)
-        if self.watchdog.accepts(last.step, self.grad_norm):
+        bad_data = [] if math.isfinite(self.grad_norm) else self._bad_data(last.data_step)
+        if self.watchdog.accepts(last.step, self.grad_norm, bad_data):
             self.learner.average(last.step)
             self._loss_sum, self._loss_count = self._loss_sum + last.loss, self._loss_count + 1
 
@@ -131,6 +140,21 @@ class Stepping:
             loss = self.accelerator.reduce(self._loss_sum / self._loss_count, "mean").item()
         self._forget_losses()
         return loss
+
+    def _watchdog(self, **state: object) -> Watchdog:
+        """A watchdog that counts on from a checkpoint's state."""
+        path = shlex.quote(self.config.data.path or ".")
+        check = (
+            f"check the data with python -m sit_vit5.data.inspect --data.path {path} --verify True"
+        )
+        return Watchdog(self.config.max_skipped, self.config.watchdog, data_check=check, **state)
+
+    def _bad_data(self, data_step: int) -> list[str]:
+        """Names of the images of a step that are to blame for its gradient."""
+        try:
+            return self.not_finite(data_step)
+        except (UserError, OSError):  # they cannot be read any more
+            return []
 
     def _forget_losses(self) -> None:
         self._loss_sum, self._loss_count = 0.0, 0

@@ -5,7 +5,8 @@ from __future__ import annotations
 import shlex
 import time
 from collections.abc import Callable, Iterator
-from contextlib import closing
+from contextlib import ExitStack, closing, suppress
+from dataclasses import astuple, dataclass
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
@@ -27,14 +28,14 @@ from sit_vit5.distributed import (
     one_word,
     shard_ourselves,
 )
-from sit_vit5.errors import UserError
-from sit_vit5.files import lock
+from sit_vit5.errors import UserError, brief
+from sit_vit5.files import check_unused, lock
 from sit_vit5.models.denoiser import Denoiser
 from sit_vit5.precision import check_launcher, set_precision
-from sit_vit5.run_folder import LATEST_FILE, PAGE_FILE, SAMPLES, step_name
+from sit_vit5.run_folder import CONFIG_FILE, LATEST_FILE, PAGE_FILE, SAMPLES, step_name
 from sit_vit5.training import run as runs
 from sit_vit5.training.banner import NO_DECODER, banner
-from sit_vit5.training.evaluation import Evaluation, evaluate
+from sit_vit5.training.evaluation import BrokenOff, Evaluation, evaluate
 from sit_vit5.training.interrupt import Interrupt
 from sit_vit5.training.learner import Learner
 from sit_vit5.training.objective import Objective
@@ -50,6 +51,23 @@ Preview = Callable[[dict[str, Denoiser], Path], None]
 
 # Above every signal number.
 FAILED = 1000
+# Of watchdog.patience, before the loader gives up: sooner than the processes that wait for it.
+LOADER_SHARE = 0.75
+RUN = "training run"  # what holds a run folder
+
+
+@dataclass(frozen=True)
+class Outputs:
+    """Outputs of a step besides its checkpoint. figures: loss.png and run.html."""
+
+    evaluation: bool
+    grid: bool
+    figures: bool = False
+
+    @property
+    def any(self) -> bool:
+        """Whether there is something to be made."""
+        return self.evaluation or self.grid or self.figures
 
 
 class Trainer:
@@ -72,10 +90,7 @@ class Trainer:
         self.config, self.source, self.codec = config, source, codec
         self.preview, self.evaluation = preview, evaluation
         self.run_folder = runs.run_folder(config, resume)
-        if resume is None:
-            runs.check_new(self.run_folder)
-        else:
-            runs.check_resume(self.run_folder, resume, config, source, codec)
+        self._check_folder(resume)
         self.parallel = runs.parallel(config)
         shard_ourselves()
         self.accelerator = Accelerator(mixed_precision="no", cpu=no_accelerator())
@@ -98,18 +113,54 @@ class Trainer:
             posterior=codec if source.kind == "moments" else None,
         )
         self.latent_shape = runs.latent_shape(config, source, codec)
+        self.resume = resume
         self._build(resume)
 
     def run(self) -> int:
         """Trains to the last step; the exit status (128 + signal after an interruption)."""
-        self.accelerator.wait_for_everyone()  # every rank has looked at the folder
-        if not self.is_main:
-            return self._loop()
-        with lock(self.run_folder, "training run"):
-            runs.write_config(self.run_folder, self.config)
-            with RunLog(self.run_folder, self.config, first_step=self.steps.step) as self.log:
-                with closing(self.saver):
-                    return self._loop()
+        missing = self._missing()  # asked together: every rank has looked at the folder
+        if self.step >= self.config.steps and not missing.any:
+            if self.is_main:
+                print(f"step {self.step} of {self.config.steps} is reached: nothing to do")
+            return 0
+        with ExitStack() as stack:
+            with one_word(self.processes):
+                if self.is_main:
+                    self._open(stack)
+            return self._loop(missing)
+
+    def _check_folder(self, resume: Checkpoint | None) -> None:
+        """Refuses a folder that holds another run, or not the run as this one continues it."""
+        try:
+            if resume is None:
+                runs.check_new(self.run_folder)
+            else:
+                runs.check_resume(self.run_folder, resume, self.config, self.source, self.codec)
+        except UserError:
+            if self.processes.is_main:  # the reason may be that it is at work
+                check_unused(self.run_folder, RUN)
+            raise
+
+    def _open(self, stack: ExitStack) -> None:
+        """Takes the run folder, once nothing can refuse the run any more."""
+        lines = [*banner(self), *self.notes]  # the disk may be too small
+        try:
+            stack.enter_context(lock(self.run_folder, RUN))
+        except OSError as error:
+            raise UserError(
+                f"cannot write to the run folder {self.run_folder}: {brief(error)}; choose another "
+                "--output-dir"
+            ) from None
+        if self.resume is None:  # another process may have been here since
+            runs.check_new(self.run_folder)
+        else:
+            runs.check_newest(self.run_folder, self.resume)
+            runs.remove_partials(self.run_folder)
+        cached = self.source.kind == "moments"
+        log = RunLog(self.run_folder, self.config, first_step=self.step, cached=cached)
+        self.log = stack.enter_context(log)
+        stack.enter_context(closing(self.saver))
+        self._say(*lines)
 
     def _build(self, resume: Checkpoint | None) -> None:
         """The learner and the counters, fresh or from a checkpoint."""
@@ -139,6 +190,7 @@ class Trainer:
             self.accelerator,
             # Only the network is wrapped: the optimizer and the data order are our own.
             model if sharded else self.accelerator.prepare_model(model),
+            self.loader.not_finite,
             self._say,
         )
         if resume is not None:
@@ -147,6 +199,7 @@ class Trainer:
         if self.preview is None and config.preview.every:
             notes.append(NO_DECODER)
         self.notes, self.interrupt = notes, Interrupt()
+        self._failure, self._recorded, self._broken_off = "", False, False
         self.saver = Saver(
             self.run_folder,
             config,
@@ -155,22 +208,26 @@ class Trainer:
             written=lambda what: self.log.event("saved", what),
         )
 
-    def _loop(self) -> int:
-        with one_word(self.processes):  # the disk may be too small
-            if self.is_main:
-                self._say(*banner(self), *self.notes)
-        if self.step >= self.config.steps:
-            self._say(f"step {self.step} of {self.config.steps} is reached: nothing to do")
-            return 0
+    def _loop(self, missing: Outputs) -> int:
         if self.step == 0:  # a save that cannot work fails now, not after hours
             self._save(wait=True)
+        if self.resume is None:
+            self._record_config()
         with self.interrupt, self.words.kept_together():
+            if missing.evaluation:
+                self._evaluate()
+            if missing.any:
+                self._draw(missing.grid)
             while self.step < self.config.steps:
                 # Closed: workers that outlive the run complain at the interpreter's exit.
-                with closing(self.loader.steps(self.steps.data_step)) as stream:
+                with closing(self._batches()) as stream:
                     stopped = self._train(stream)
+                if stopped == FAILED:
+                    self._fail()
                 if stopped:
                     return self._stop(stopped)
+            if self._broken_off:  # a resume evaluates the last step
+                return self._stop(self.words.largest(self.interrupt.signal))
         self.saver.join()
         self._say(
             f"done: {self.run_folder}; look at {self.run_folder / PAGE_FILE}, then draw: "
@@ -183,20 +240,28 @@ class Trainer:
         """Optimizer steps taken."""
         return self.steps.step
 
+    def _batches(self) -> Iterator[list[Batch]]:
+        """The data from the next step on. A signal ends the wait for them, as patience does."""
+        return self.loader.steps(
+            self.steps.data_step,
+            patience=60 * LOADER_SHARE * self.config.watchdog.patience,
+            stopped=lambda: self.interrupt.signal > 0,
+        )
+
     def _train(self, stream: Iterator[list[Batch]]) -> int:
-        """Steps to the end of the run, to a rewind, or to a signal, whose number is returned."""
+        """Steps to the end of the run, to a rewind, to a signal, whose number is returned, or to a
+        failure (FAILED)."""
         while self.step < self.config.steps:
             started = time.perf_counter()
             batches, failure = self._next(stream)
             waited = time.perf_counter() - started
-            failure = failure or self.saver.failed()
+            self._failure = failure or self.saver.failed()
             # One word per step between the ranks: go on, a signal, or a failure of any.
-            stopped = self.words.largest(FAILED if failure else self.interrupt.signal)
-            if stopped == FAILED:
-                self._fail(failure)
+            stopped = self.words.largest(FAILED if self._failure else self.interrupt.signal)
             if stopped:
                 return stopped
             self.steps.train(batches)
+            self._record_config()
             if self.is_main:
                 self.log.step_done(time.perf_counter() - started, waited)
             self._after_step()
@@ -226,12 +291,9 @@ class Trainer:
         log = last or _due(self.step, config.log_every)
         milestone = _due(self.step, config.checkpoint.milestone_every)
         save = last or milestone or _due(self.step, config.checkpoint.every)
-        preview = self.preview is not None and _due(self.step, config.preview.every, last=last)
         snapshot = _due(self.step, config.ema.snapshot_every, last=last)
-        evaluation = self.evaluation is not None and _due(
-            self.step, config.evaluation.every, last=last
-        )
-        if log or save or preview or snapshot or evaluation:
+        due = self._due()
+        if log or save or due.any or snapshot:
             self.steps.settle()
         if log:
             self._log()
@@ -242,14 +304,49 @@ class Trainer:
         save = save and (last or watchdog.in_a_row == 0)
         if save or snapshot:  # before the picture, which is not worth a checkpoint
             self._save(checkpoint=save, snapshot=snapshot)
-        if evaluation:
+        if due.evaluation:
             self._evaluate()
-        if preview or save:
-            self._draw(preview)
+        if due.grid or save:
+            self._draw(due.grid)
+
+    def _due(self) -> Outputs:
+        """What is made after this step."""
+        config, last = self.config, self.step == self.config.steps
+        return Outputs(
+            evaluation=self.evaluation is not None
+            and _due(self.step, config.evaluation.every, last=last),
+            grid=self.preview is not None and _due(self.step, config.preview.every, last=last),
+        )
+
+    def _missing(self) -> Outputs:
+        """What a kill after the checkpoint of this step kept from being made, by all processes."""
+        due, run, ours = self._due(), self.run_folder, self.is_main and self.step > 0
+        lacks = Outputs(
+            evaluation=ours and due.evaluation and not runs.is_evaluated(run, self.step),
+            grid=ours and due.grid and not _grid(run, self.step).is_file(),
+            figures=ours and self.step == self.config.steps and not runs.has_ended(run),
+        )
+        agreed = (bool(self.words.largest(lack)) for lack in astuple(lacks))
+        return Outputs(*agreed)
+
+    def _record_config(self) -> None:
+        """Saves the configuration in the run folder, once there is a step or checkpoint of it."""
+        if self._recorded or not self.is_main:
+            return
+        self._recorded = True
+        try:
+            runs.write_config(self.run_folder, self.config)
+        except (OSError, UserError) as error:
+            self._say(
+                f"warning: {self.run_folder / CONFIG_FILE} not written: {brief(error)}; a resume "
+                "before the next checkpoint needs changed options again"
+            )
 
     def _stop(self, number: int) -> int:
         """Saves after a signal and says how to go on."""
         self._save(wait=True)
+        if self.step < self.config.steps:
+            self._record_config()
         self._say(
             f"interrupted at step {self.step}; saved {self.run_folder / LATEST_FILE}; "
             f"continue with: python train_sit.py --resume "
@@ -260,18 +357,25 @@ class Trainer:
     def _next(self, stream: Iterator[list[Batch]]) -> tuple[list[Batch], str]:
         """The next step's micro-batches; or why there are none, such as an undecodable file."""
         try:
-            batches = next(stream)
-        except UserError as error:
+            batches = next(stream, [])
+        except (UserError, OSError) as error:
             return [], str(error)
         bad = [line for batch in batches for line in batch.bad_images]
         if bad:
             self._say(*report_bad_images(self.run_folder, bad))
         return batches, ""
 
-    def _fail(self, failure: str) -> None:
+    def _fail(self) -> None:
         """Saves what there is, then stops all ranks with the words of the one that failed."""
-        self._save(wait=True)
-        raise UserError(next(filter(None, gather_object([failure]))))
+        failure = next(filter(None, gather_object([self._failure])))
+        with suppress(UserError):  # told already; there may be room by now
+            self.saver.join()
+        try:
+            self._save(wait=True)
+        except UserError as error:
+            both = [failure] if failure in str(error) else [failure, str(error)]
+            raise UserError("; ".join(both)) from None
+        raise UserError(failure)
 
     def _log(self) -> None:
         """One row of metrics; the loss is the mean over the interval and all processes."""
@@ -299,6 +403,9 @@ class Trainer:
                 self.evaluation, lambda: self.learner.copy(name), self.processes, self.words,
                 stopped=lambda: self.interrupt.signal > 0,
             )  # fmt: skip
+        except BrokenOff as error:
+            self._broken_off = True
+            self._say(f"warning: no evaluation at step {self.step}: {error}")
         except UserError as error:
             self._say(f"warning: no evaluation at step {self.step}: {error}")
         else:
@@ -307,7 +414,7 @@ class Trainer:
 
     def _draw(self, preview: bool) -> None:
         """The loss curve, and the preview grid if asked, on the main process."""
-        path = self.run_folder / SAMPLES / f"{step_name(self.step)}.png"
+        path = _grid(self.run_folder, self.step)
         try:
             networks = {
                 name.replace("ema_", "EMA ").replace("_", " "): self.learner.copy(
@@ -338,6 +445,10 @@ class Trainer:
         if self.is_main:
             for line in lines:
                 self.log.say(line)
+
+
+def _grid(run: Path, step: int) -> Path:
+    return run / SAMPLES / f"{step_name(step)}.png"
 
 
 def _due(step: int, every: int, *, last: bool = False) -> bool:

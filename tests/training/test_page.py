@@ -256,7 +256,7 @@ def test_skipped_steps_are_an_event_each_interval(tmp_path, monkeypatch):
 
     accepts = Watchdog.accepts
     monkeypatch.setattr(
-        Watchdog, "accepts", lambda self, step, norm: accepts(self, step, float("nan"))
+        Watchdog, "accepts", lambda self, step, norm, bad: accepts(self, step, float("nan"))
     )
     run = train(tmp_path, "--steps", 4, "--log-every", 2)
     events = [json.loads(line) for line in (run / "events.jsonl").read_text().splitlines()]
