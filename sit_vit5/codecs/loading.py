@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from sit_vit5.errors import UserError
+from sit_vit5.errors import UserError, brief
 from sit_vit5.tensors import check_values, read_diffusers
 
 
@@ -126,7 +126,7 @@ def find(name: str, path: str | None, *, local_only: bool) -> Found:
     class_name = config.get("_class_name") if isinstance(config, dict) else None
     if class_name not in list(KINDS):  # as JSON it may be anything
         raise UserError(
-            f"the autoencoder {source!r} is of the class {class_name}; a codec can be "
+            f"the autoencoder {source!r} is of the class {brief(class_name, 80)}; a codec can be "
             f"{', '.join(KINDS)}"
         )
     if expected not in (None, class_name):

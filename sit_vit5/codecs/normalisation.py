@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from sit_vit5.errors import UserError
+from sit_vit5.errors import UserError, brief
 
 # Standard deviation of latents of the right scale: SiT's settings are made for about 1. Pixels on
 # [-1, 1] stay below.
 USUAL_STD, USUAL_STD_OF_PIXELS = (0.5, 2.0), (0.1, 1.0)
+
+LARGEST = 1e15  # scale or shift; the smallest scale is its inverse
 
 
 @dataclass(frozen=True)
@@ -34,19 +36,18 @@ class Normalisation:
         scale * (raw - shift) by scaling_factor and shift_factor (Stable Diffusion 3, FLUX); where
         there are statistics per channel, scaling_factor * (raw - mean) / std (Stable Diffusion XL).
         """
-        scale, shift = config["scaling_factor"], config.get("shift_factor") or 0.0
+        scale, shift = config["scaling_factor"], config.get("shift_factor")
+        shift = 0.0 if shift is None else shift
         mean, std = config.get("latents_mean"), config.get("latents_std")
         if mean is None or std is None:
             mean, std = [shift], [1.0]
         _check(scale, mean, std, config["latent_channels"])
-        return cls(tuple(scale / number for number in std), tuple(mean))
+        return cls(tuple(scale / number for number in std), tuple(map(float, mean)))
 
     @property
     def usable(self) -> bool:
         """Whether all are finite numbers, and no scale is 0."""
-        numbers = (*self.scale, *self.shift)
-        real = all(type(number) in (int, float) and math.isfinite(number) for number in numbers)
-        return real and all(self.scale) and bool(self.scale) and bool(self.shift)
+        return bool(self.scale and self.shift) and _usable(self.scale, self.shift)
 
     def fits(self, channels: int) -> bool:
         """Whether scale and shift are one number, or one for each of these channels."""
@@ -108,14 +109,23 @@ def _check(scale: object, mean: object, std: object, channels: int) -> None:
     """Refuses what divides by zero, is no finite number or fits no channels."""
     try:
         usable = len(mean) == len(std) and len(std) in (1, channels)
-        usable = usable and all(map(math.isfinite, [scale, *mean, *std])) and all([scale, *std])
+        usable = usable and _usable([scale, *std], mean)
     except TypeError:  # no number, no list: a configuration holds anything
         usable = False
     if not usable:
         raise UserError(
-            f"the autoencoder's config.json scales by {scale} and, for {channels} channels, shifts "
-            f"by {mean} and divides by {std}; expected finite numbers, not 0; download it again"
+            f"the autoencoder's config.json scales by {brief(scale, 80)} and, for {channels} "
+            f"channels, shifts by {brief(mean, 80)} and divides by {brief(std, 80)}; expected "
+            "finite numbers, not 0; download it again"
         )
+
+
+def _usable(factors: Sequence[object], shifts: Sequence[object]) -> bool:
+    """Whether all are numbers that fp32 holds, and no factor is 0."""
+    numbers = [*factors, *shifts]
+    # Compared, not converted: an integer of JSON may be of any length.
+    real = all(type(x) in (int, float) and abs(x) <= LARGEST for x in numbers)
+    return real and all(abs(x) >= 1 / LARGEST for x in factors)
 
 
 def _numbers(value: float | list[float]) -> tuple[float, ...]:

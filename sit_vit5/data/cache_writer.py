@@ -242,7 +242,8 @@ def missing_shards(folder: Path, layout: Layout) -> list[int]:
 def bytes_to_write(folder: Path, layout: Layout) -> int:
     """How many bytes the folder still lacks, bad images counted as good ones."""
     files = [*folder.glob("shard_*.bin"), *folder.glob("shard_*.bin.partial")]
-    return layout.count * layout.image_bytes - sum(file.stat().st_size for file in files)
+    there = sum(file.stat().st_size for file in files if file.is_file())
+    return layout.count * layout.image_bytes - there
 
 
 def left_out(folder: Path, layout: Layout) -> dict[int, str]:

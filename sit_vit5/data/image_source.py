@@ -163,7 +163,7 @@ def checked_names(names: Iterable[str]) -> tuple[str, ...]:
 def in_order(names: Iterable[str]) -> list[str]:
     """Names in alphabetical order, or in numeric order where all are numbers: 9 before 10."""
     names = list(names)
-    numeric = all(name.isdecimal() for name in names)
+    numeric = all(name.isdecimal() and len(name) < 1000 for name in names)
     return sorted(names, key=lambda name: (int(name), name) if numeric else name)
 
 

@@ -146,6 +146,11 @@ def test_values_become_labels_in_the_order_of_numbers():
         number_classes(np.array([0.5, 1]), "x")
 
 
+def test_labels_of_any_length_are_texts():
+    names = ["9" * 5000, "10" * 5000]  # Python converts 4,300 digits
+    assert number_classes(np.array(names), "x")[1] == tuple(sorted(names))
+
+
 def test_a_line_of_pixels_is_a_bad_image_and_takes_no_memory():
     source = array_source([0], ("0",), np.zeros((1, 1, 20_000_000, 1), np.uint8))
     with pytest.raises(BadImage, match="20000000x1 is too narrow"):
