@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import io
 import os
+import shutil
 import sys
 import time
 from collections.abc import Callable
@@ -22,8 +23,8 @@ import yaml
 
 from sit_vit5 import presets
 from sit_vit5.config import TrainConfig
-from sit_vit5.distributed import launch_rank
-from sit_vit5.errors import UserError
+from sit_vit5.distributed import check_launcher_variables, launch_rank
+from sit_vit5.errors import UserError, brief, listed
 from sit_vit5.fields import FilePath
 from sit_vit5.flags import Given, options_of, read_arguments, spell, take
 from sit_vit5.recipes import successor
@@ -35,6 +36,9 @@ Config = TypeVar("Config")
 
 # Seconds a rank other than 0 waits before it prints its error.
 OTHER_RANKS_WAIT = 5
+
+# Columns of a help text.
+NARROWEST, WIDEST = 40, 500
 
 # Booleans take a value, as in YAML.
 TYRO = (tyro.conf.FlagConversionOff,)
@@ -54,7 +58,9 @@ class TrainCommand:
 def run(main: Callable[[list[str]], int | None]) -> None:
     """Runs a command: a user's or the system's error becomes one line and exit status 2."""
     guard_streams()
+    _clamp_width()
     try:
+        check_launcher_variables()
         code = main(sys.argv[1:])
     except (UserError, OSError) as error:  # OSError: no permission, no space, no such file
         _print_error(error, launch_rank())
@@ -67,6 +73,13 @@ def run(main: Callable[[list[str]], int | None]) -> None:
     finally:
         close_streams()
     sys.exit(code or 0)
+
+
+def _clamp_width() -> None:
+    """Keeps COLUMNS within what text can be wrapped to: tyro never ends on a width of 3."""
+    columns = shutil.get_terminal_size().columns
+    if not NARROWEST <= columns <= WIDEST:
+        os.environ["COLUMNS"] = str(min(max(columns, NARROWEST), WIDEST))
 
 
 def _print_error(error: Exception, rank: int) -> None:
@@ -181,13 +194,17 @@ def _preset(config: TrainConfig, given: list[Given]) -> TrainConfig:
 
 def _parse(cls: type[Config], given: list[Given], default: Config | None = None) -> Config:
     """The configuration with the given options, the others as in `default`."""
-    arguments = spell(given, options_of(cls, whole=TrainConfig))
+    options = options_of(cls, whole=TrainConfig)
+    arguments = spell(given, options)
+    missing = {name for name, option in options.items() if option.required}
+    if default is None and (missing := missing - {item.name for item in given}):
+        raise UserError(f"{listed(sorted(missing))} must be given; see --help")
     captured = io.StringIO()
     try:
         with contextlib.redirect_stderr(captured):
             return tyro.cli(cls, args=arguments, default=default, config=TYRO)
     except SystemExit as stop:
-        raise _own_error(stop) or UserError(_one_line(captured.getvalue())) from None
+        raise _own_error(stop) or UserError(brief(captured.getvalue())) from None
 
 
 def _own_error(error: BaseException | None) -> UserError | None:
@@ -195,15 +212,3 @@ def _own_error(error: BaseException | None) -> UserError | None:
     while error is not None and not isinstance(error, UserError):
         error = error.__cause__ or error.__context__
     return error
-
-
-def _one_line(boxed: str) -> str:
-    """The message of tyro's error box: its lines up to the first rule, joined."""
-    message = []
-    for line in boxed.splitlines()[1:]:  # the first is the title
-        text = line.strip("│ ")
-        if not set(text) <= set("─╰╯-"):
-            message.append(text)
-        elif message:  # a rule; where the terminal is ASCII there is one before the message too
-            break
-    return " ".join(message).rstrip(".") + "; see --help"

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import MISSING, dataclass, fields, is_dataclass, replace
 from types import NoneType, UnionType
 from typing import Annotated, Literal, Union, get_args, get_origin, get_type_hints
 
@@ -43,6 +43,7 @@ class Option:
     optional: bool = False
     is_path: bool = False
     positional: bool = False
+    required: bool = False
 
     @property
     def many(self) -> bool:
@@ -55,7 +56,8 @@ def options_of(cls: type, prefix: str = "", whole: type | None = None) -> dict[s
     options = {}
     hints = get_type_hints(cls, include_extras=True)
     for field in fields(cls):
-        option = _option(hints[field.name])
+        required = field.default is MISSING and field.default_factory is MISSING
+        option = replace(_option(hints[field.name]), required=required)
         if is_dataclass(option.hint):
             inner = prefix if option.hint is whole else f"{prefix}{field.name}."
             options |= options_of(option.hint, inner)
