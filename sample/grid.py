@@ -20,11 +20,12 @@ def main(argv: list[str]) -> None:
 
     processes = join_processes()
     loaded = load(options, processes.device, default_scale=2.0)
-    wanted = find_classes(options.classes, loaded.class_names)
     out = picture_path(options.out, loaded, name="grid")
+    wanted = find_classes(options.classes, loaded.class_names)
+    wanted = wanted if options.classes else wanted[:10]
     grid = sample_grid(
         {title(loaded, options.weights): loaded.generator},
-        classes=wanted if options.classes else wanted[:10],
+        classes=wanted,
         class_names=loaded.class_names,
         columns=options.columns,
         batch_size=options.batch_size,

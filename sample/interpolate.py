@@ -22,6 +22,8 @@ def main(argv: list[str]) -> None:
     if options.to_class is not None:
         (to_label,) = find_classes([options.to_class], loaded.class_names)
         names = [f"{name} to {loaded.class_names[to_label]}" for name in names]
+    positions = interpolation.position_names(options.seeds, options.frames)
+    pictures.check_drawing(len(positions) * len(labels), loaded, use="lower frames")
     images = interpolation.interpolate(
         loaded.generator,
         labels,
@@ -31,7 +33,6 @@ def main(argv: list[str]) -> None:
         batch_size=options.batch_size,
         progress=True,
     )
-    positions = interpolation.position_names(options.seeds, options.frames)
     shown = images, names, positions, pictures.title(loaded, options.weights)
     if not processes.is_main:
         return

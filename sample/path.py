@@ -25,6 +25,9 @@ def main(argv: list[str]) -> None:
             f"{len(labels)} images must be at most batch_size {options.batch_size}; ask for fewer "
             "classes or images, or raise batch_size"
         )
+    # The solver's states are kept until it is known which are drawn.
+    states = max(options.frames or 1, loaded.generator.settings.steps or 1)
+    pictures.check_drawing(len(labels) * states, loaded, use="lower steps, frames or images")
     path = denoising_path(loaded.generator, range(len(labels)), labels, frames=options.frames)
     title = pictures.title(loaded, options.weights)
     if not processes.is_main:

@@ -26,7 +26,8 @@ from sit_vit5.config import TrainConfig
 from sit_vit5.distributed import check_launcher_variables, launch_rank
 from sit_vit5.errors import UserError, brief, listed
 from sit_vit5.fields import FilePath
-from sit_vit5.flags import Given, options_of, read_arguments, spell, take
+from sit_vit5.flags import Given, describe, options_of, read_arguments, spell, take
+from sit_vit5.memory import out_of_memory
 from sit_vit5.recipes import successor
 from sit_vit5.run_folder import CONFIG_FILE, find_checkpoint, run_of
 from sit_vit5.streams import close_streams, guard_streams, printable
@@ -62,9 +63,14 @@ def run(main: Callable[[list[str]], int | None]) -> None:
     try:
         check_launcher_variables()
         code = main(sys.argv[1:])
-    except (UserError, OSError) as error:  # OSError: no permission, no space, no such file
-        _print_error(error, launch_rank())
-        code = 2
+    except UserError as error:
+        code = _print_error(str(error))
+    except OSError as error:  # no permission, no space, no such file
+        code = _print_error(describe(error, sys.argv[1:]))
+    except (MemoryError, RuntimeError) as error:
+        if (message := out_of_memory(error)) is None:
+            raise
+        code = _print_error(message)
     except KeyboardInterrupt as interrupt:
         if launch_rank() == 0:
             message = ": ".join(["interrupted", *map(str, interrupt.args)])
@@ -82,12 +88,13 @@ def _clamp_width() -> None:
         os.environ["COLUMNS"] = str(min(max(columns, NARROWEST), WIDEST))
 
 
-def _print_error(error: Exception, rank: int) -> None:
+def _print_error(error: str) -> int:
     """One line for all ranks: the others wait, and the launcher ends them if rank 0 failed too."""
-    if rank:
+    if rank := launch_rank():
         time.sleep(OTHER_RANKS_WAIT)
     message = printable(f"{f'rank {rank}: ' if rank else ''}{error}")
     print(f"error: {message}", file=sys.stderr, flush=True)
+    return 2
 
 
 def parse(config_type: type[Config], argv: list[str]) -> Config:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from dataclasses import dataclass
 from pathlib import Path
 
-from sit_vit5.checkpoint import is_milestone
 from sit_vit5.config import CheckpointConfig, TrainConfig
+from sit_vit5.errors import size_text
 from sit_vit5.files import check_space
 from sit_vit5.snapshots import DTYPE
 
@@ -48,13 +49,16 @@ def disk_lines(config: TrainConfig, disk: RunDisk) -> list[str]:
     keep = config.checkpoint.keep
     kept = f"the newest {keep} and the one being written" if keep else "all of them"
     lines = [
-        f"disk: {_gb(disk.checkpoint)} per checkpoint, {_gb(disk.checkpoints)} for {kept}",
+        f"disk: {size_text(disk.checkpoint)} per checkpoint, "
+        f"{size_text(disk.checkpoints)} for {kept}",
     ]
     if disk.milestones:
         every = config.checkpoint.milestone_every
-        lines.append(f"  and {_gb(disk.milestones)} for the averages of every {every:,} steps")
+        lines.append(
+            f"  and {size_text(disk.milestones)} for the averages of every {every:,} steps"
+        )
     if disk.snapshots:
-        lines.append(f"  and {_gb(disk.snapshots)} for all snapshots of averages")
+        lines.append(f"  and {size_text(disk.snapshots)} for all snapshots of averages")
     return lines
 
 
@@ -67,25 +71,22 @@ def check_disk(run: Path, config: TrainConfig, disk: RunDisk) -> list[str]:
     free = check_space(
         run,
         max(disk.checkpoints - held, 0),
-        f"the checkpoints of this run ({_gb(disk.checkpoint)} each)",
+        f"the checkpoints of this run ({size_text(disk.checkpoint)} each)",
         use="free some, choose another --output-dir or a smaller --checkpoint.keep",
     )
     lines = disk_lines(config, disk)
-    lines[-1] += f"; {_gb(free)} are free"
+    lines[-1] += f"; {size_text(free)} are free"
     if disk.total - held > free:
         lines.append(
-            f"warning: the whole run will take {_gb(disk.total)} of disk, {_gb(free)} are free"
+            f"warning: the whole run will take {size_text(disk.total)} of disk, "
+            f"{size_text(free)} are free"
         )
     return lines
 
 
-def _gb(count: int) -> str:
-    return f"{count / 1e9:,.3g} GB"
-
-
 def checkpoints_on_disk(config: CheckpointConfig, steps: int) -> int:
     """The largest number at one time: those kept, and the next one while it is written."""
-    written = len(_saves(config, steps))
+    written = _saves(config, steps)
     return written if config.keep == 0 else min(config.keep + 1, written)
 
 
@@ -93,8 +94,13 @@ def milestones_on_disk(config: TrainConfig) -> int:
     """Those that are not among the newest, which are counted whole."""
     if config.checkpoint.keep == 0:
         return 0
-    older = sorted(_saves(config.checkpoint, config.steps))[: -config.checkpoint.keep]
-    return sum(is_milestone(step, config.checkpoint) for step in older)
+    older = max(_saves(config.checkpoint, config.steps) - config.checkpoint.keep, 0)
+    # The step of the last of the older ones: the first up to which so many were saved.
+    last = bisect_left(
+        range(config.steps), older, key=lambda step: _saves_up_to(step, config.checkpoint)
+    )
+    every = config.checkpoint.milestone_every
+    return last // every if every and older else 0
 
 
 def snapshots_on_disk(config: TrainConfig) -> int:
@@ -103,9 +109,13 @@ def snapshots_on_disk(config: TrainConfig) -> int:
     return math.ceil(config.steps / every) * len(config.ema.widths) if every else 0
 
 
-def _saves(config: CheckpointConfig, steps: int) -> set[int]:
-    """Steps after which a checkpoint is written, the first and the last included."""
-    found = {0, steps}
-    for every in (config.every, config.milestone_every):
-        found |= set(range(every, steps, every)) if every else set()
-    return found
+def _saves(config: CheckpointConfig, steps: int) -> int:
+    """Number of checkpoints that are written over a run, the first and the last included."""
+    return _saves_up_to(steps - 1, config) + 1
+
+
+def _saves_up_to(step: int, config: CheckpointConfig) -> int:
+    """Number of checkpoints up to a step before the last: step 0 and all multiples, each once."""
+    intervals = [every for every in (config.every, config.milestone_every) if every]
+    both = step // math.lcm(*intervals) if len(intervals) == 2 else 0
+    return 1 + sum(step // every for every in intervals) - both

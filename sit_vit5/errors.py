@@ -25,6 +25,27 @@ def listed(names: Iterable[str], *, most: int = 8) -> str:
     return (", ".join(names[:most]) or "nothing") + more
 
 
+def size_text(count: float) -> str:
+    """A number of bytes in the unit that says most: "640 bytes", "3.2 MB", "1.24 GB"."""
+    for unit, size in (
+        ("EB", 1e18),
+        ("PB", 1e15),
+        ("TB", 1e12),
+        ("GB", 1e9),
+        ("MB", 1e6),
+        ("KB", 1e3),
+    ):
+        if count >= 0.9995 * size:  # what rounds to 1000 is 1 of the next unit
+            return f"{count / size:,.3g} {unit}"
+    return f"{count:.0f} bytes"
+
+
+def index_of(text: str, count: int) -> int | None:
+    """The number that a text gives, if it is a position among `count` things."""
+    number = int(text) if text.isdecimal() and len(text) < 20 else count
+    return number if number < count else None
+
+
 def nearest(name: str, options: Iterable[str], count: int = 3) -> str:
     """The options that look most like `name`, as text: "lr, eps"; all of a few if none is close."""
     options = list(options)

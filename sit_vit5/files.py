@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Annotated, TypeVar
 from annotated_types import Ge, Le
 from filelock import FileLock, Timeout
 
-from sit_vit5.errors import UserError, brief
+from sit_vit5.errors import UserError, brief, size_text
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -66,8 +66,9 @@ def check_plain(path: Path) -> None:
 def replacing(path: Path, *, durable: bool = True) -> Iterator[Path]:
     """The name of a temporary file, which becomes `path` in one step if the block ends well.
 
-    A reader sees the old content or the new; on an error the old one stays. A link at `path` is
-    replaced, the file that it leads to is untouched. durable: on the disk when the block ends.
+    Makes its folder. A reader sees the old content or the new; on an error the old one stays. A
+    link at `path` is replaced, the file that it leads to is untouched. durable: on the disk when
+    the block ends.
     """
     partial = path.with_name(path.name + ".partial")
     if path.exists() and not path.is_file():
@@ -75,14 +76,15 @@ def replacing(path: Path, *, durable: bool = True) -> Iterator[Path]:
     if partial.is_symlink() or (partial.exists() and not partial.is_file()):
         check_plain(partial)
     partial.unlink(missing_ok=True)  # left by a kill
-    try:
-        yield partial
-        if durable:
-            sync(partial)
-        os.replace(partial, path)
-    except BaseException:
-        partial.unlink(missing_ok=True)
-        raise
+    with _made(path.parent):
+        try:
+            yield partial
+            if durable:
+                sync(partial)
+            os.replace(partial, path)
+        except BaseException:
+            partial.unlink(missing_ok=True)
+            raise
     if durable:
         sync(path.parent)
 
@@ -222,12 +224,30 @@ def file_hash(path: Path) -> str:
 
 
 def check_output(path: Path) -> None:
-    """Makes the folder of a file to be written; says now, before hours of work, if it cannot be."""
-    path.parent.mkdir(parents=True, exist_ok=True)
+    """Says now, before hours of work, if a file cannot be written; changes nothing."""
     if path.exists() and not path.is_file():
         check_plain(path.resolve())
-    if not os.access(path.parent, os.W_OK):
-        raise UserError(f"cannot write {path}: its folder is read-only; choose another")
+    check_folder_can_be_made(path.parent)
+
+
+def check_folder_can_be_made(folder: Path) -> None:
+    """Refuses a folder that can be neither written to nor made, without making it."""
+    for existing in (folder, *folder.absolute().parents):
+        try:
+            mode = existing.stat().st_mode
+        except FileNotFoundError:
+            if existing.is_symlink():
+                raise UserError(
+                    f"cannot write {folder}: {existing} is a link to nothing; remove the link"
+                ) from None
+            continue
+        if not stat.S_ISDIR(mode):
+            raise UserError(f"cannot write {folder}: {existing} is a file; choose another folder")
+        if not os.access(existing, os.W_OK):
+            raise UserError(
+                f"cannot write {folder}: {existing} is read-only; choose another folder"
+            )
+        return
 
 
 def check_apart(out: Path, data: str | None) -> None:
@@ -253,7 +273,7 @@ def check_space(folder: Path, need: int, what: str, *, use: str) -> int:
     free = shutil.disk_usage(existing).free
     if free < need:
         raise UserError(
-            f"{what} need {need / 1e9:.1f} GB, {existing} has {free / 1e9:.1f} GB free; {use}"
+            f"{what} need {size_text(need)}, {existing} has {size_text(free)} free; {use}"
         )
     return free
 
@@ -268,9 +288,10 @@ def new_folder(target: Path) -> Iterator[Path]:
         check_plain(partial)
     shutil.rmtree(partial, ignore_errors=True)
     try:
-        yield partial
-        os.replace(partial, target)
-        sync(target.parent)
+        with _made(target.parent):
+            yield partial
+            os.replace(partial, target)
+            sync(target.parent)
     except OSError as error:
         shutil.rmtree(partial, ignore_errors=True)
         reason = error.strerror or error
@@ -284,21 +305,45 @@ def new_folder(target: Path) -> Iterator[Path]:
 
 @contextmanager
 def lock(folder: Path, what: str) -> Iterator[None]:
-    """Holds a folder while the context lasts, or says that another process has it."""
-    folder.mkdir(parents=True, exist_ok=True)
+    """Holds a folder while the context lasts, or says that another process has it.
+
+    Makes the folder; if the block fails before anything is in it, it is removed again.
+    """
+    check_folder_can_be_made(folder)
     file = folder / ".lock"
-    check_plain(file)
-    if file.exists() and file.stat().st_size:  # it would be emptied
-        raise UserError(f"{file} is not a lock of ours; choose another folder")
-    held = FileLock(file)
-    try:
-        held.acquire(timeout=0)
-    except Timeout:
-        raise UserError(f"{folder} is in use by another {what}; wait for it or stop it") from None
+    with _made(folder):
+        check_plain(file)
+        if file.exists() and file.stat().st_size:  # it would be emptied
+            raise UserError(f"{file} is not a lock of ours; choose another folder")
+        held = FileLock(file)
+        try:
+            held.acquire(timeout=0)
+        except Timeout:
+            raise UserError(
+                f"{folder} is in use by another {what}; wait for it or stop it"
+            ) from None
+        try:
+            yield
+        except BaseException:
+            if not any(path != file for path in folder.iterdir()):
+                file.unlink(missing_ok=True)
+            raise
+        finally:
+            held.release()
+
+
+@contextmanager
+def _made(folder: Path) -> Iterator[None]:
+    """A block with a folder and its parents; those made for it go if it leaves them empty."""
+    made = [path for path in (folder, *folder.parents) if not path.exists()]
+    folder.mkdir(parents=True, exist_ok=True)
     try:
         yield
-    finally:
-        held.release()
+    except BaseException:
+        with suppress(OSError):  # one that is not empty
+            for path in made:
+                path.rmdir()
+        raise
 
 
 def check_unused(folder: Path, what: str) -> None:

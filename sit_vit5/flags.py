@@ -6,6 +6,7 @@ the words of this project.
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 from collections.abc import Iterator
@@ -15,7 +16,7 @@ from typing import Annotated, Literal, Union, get_args, get_origin, get_type_hin
 
 from tyro.conf import Positional
 
-from sit_vit5.errors import UserError, nearest
+from sit_vit5.errors import UserError, brief, nearest
 from sit_vit5.fields import IS_PATH
 
 # The part of Positional[T] that says so.
@@ -24,6 +25,26 @@ _POSITIONAL = get_args(Positional[str])[1]
 _NONE = ("null", "Null", "NULL", "~")
 # Longer texts are no numbers, and Python refuses to read them.
 _LONGEST_NUMBER = 40
+
+
+# What to do about an error of the system, by its number.
+_REMEDIES = {
+    errno.EEXIST: "it is a file; choose another folder",
+    errno.ENOTDIR: "a part of it is a file; choose another path",
+    errno.EISDIR: "it is a folder; choose a file",
+    errno.ENOENT: "it does not exist, or cannot be made there; choose another path",
+    errno.EACCES: "it needs permissions that you do not have; change them or choose another path",
+    errno.EPERM: "the system does not permit it; choose another path",
+    errno.EROFS: "the file system is read-only; choose another path",
+    errno.ELOOP: "its links lead to one another; remove them or choose another path",
+    errno.ENAMETOOLONG: "the name is too long; choose a shorter one",
+    errno.ENOSPC: "the disk is full; free space and run the same command again",
+    errno.EDQUOT: "the disk quota is used up; free space and run the same command again",
+    errno.EFBIG: "files may not become so large here; raise ulimit -f or choose another disk",
+    errno.EMFILE: "too many files are open; raise ulimit -n or lower the number of workers",
+    errno.ENFILE: "too many files are open on this machine; close some or lower the workers",
+    errno.ENOTEMPTY: "the folder is not empty; choose another",
+}
 
 
 @dataclass(frozen=True)
@@ -225,3 +246,30 @@ def _number(name: str, text: str, what: str = "a number") -> float:
         return float(text)
     except ValueError:
         raise UserError(f"{name} {text} is not {what}") from None
+
+
+def describe(error: OSError, argv: list[str]) -> str:
+    """An error of the system: the option whose path it is about, the path, what to do."""
+    reason = brief(error.strerror or error)
+    remedy = _REMEDIES.get(error.errno or 0)
+    if error.filename is None:
+        return f"{reason}: {remedy}" if remedy else reason
+    path = os.path.abspath(os.fsdecode(error.filename))
+    option = next((f"{name} " for name, value in _paths(argv) if _related(path, value)), "")
+    return f"{option}{os.fsdecode(error.filename)}: {remedy or reason}"
+
+
+def _paths(argv: list[str]) -> Iterator[tuple[str, str]]:
+    """Names and values of a command line's options, values as paths."""
+    name = ""
+    for token in argv:
+        flag, equals, value = token.partition("=")
+        if flag.startswith("--"):
+            name = flag
+        if equals or not flag.startswith("--"):
+            yield name, os.path.abspath(os.path.expanduser(value if equals else token))
+
+
+def _related(path: str, value: str) -> bool:
+    """Whether one path is the other, or inside it."""
+    return os.path.commonpath([path, value]) in (path, value) and value != os.sep

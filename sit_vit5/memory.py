@@ -2,44 +2,95 @@
 
 from __future__ import annotations
 
+import contextlib
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
 
-from sit_vit5.errors import UserError, brief
+from sit_vit5.errors import UserError, brief, size_text
+
+if TYPE_CHECKING:
+    import torch
+
+    from sit_vit5.presets import Backbone
+
+FP32 = 4  # bytes
+
+# A container's limit, https://docs.kernel.org/admin-guide/cgroup-v2.html
+_CGROUP = Path("/sys/fs/cgroup/memory.max")
+# An allocator's or the data loader's words where no exception type says so.
+_RAN_OUT = re.compile(
+    r"can't allocate memory|(not enough|out of) memory|DataLoader worker .* (Killed|Bus error)",
+    re.IGNORECASE,
+)
+_AMOUNT = re.compile(r"allocate ([\d.]+) ?(bytes|[KMGT]iB)")
 
 
-def check_memory(need: int, what: str, *, use: str) -> None:
-    """Refuses to begin what takes more memory than is free. use: what the user can do."""
-    free = free_memory()
+def check_memory(need: int, what: str, *, use: str, device: torch.device | None = None) -> None:
+    """Refuse work that takes more memory than is free. use: what the user can do.
+
+    device: whose memory it takes; None or a CPU: the host's. Of a GPU all of it counts.
+    """
+    where, free = "is free", free_memory()
+    if device is not None and device.type == "cuda":
+        import torch
+
+        where, free = "is on the GPU", torch.cuda.get_device_properties(device).total_memory
     if need > free:
         raise UserError(
-            f"{what} take {need / 1e9:,.1f} GB of memory, {free / 1e9:,.1f} GB are free; {use}"
+            f"{what} needs {size_text(need)} of memory, {size_text(free)} {where}; {use}"
         )
 
 
 def free_memory() -> int:
-    """Bytes that this process can still take, of the machine's and within its own limit."""
+    """Bytes that this process can still take: of the machine, its container and its own limit."""
     # Imported here: most commands never ask.
     import psutil
 
-    free = psutil.virtual_memory().available
-    try:
+    free = [psutil.virtual_memory().available]
+    with contextlib.suppress(OSError, ValueError):  # no container; a limit of "max"
+        free.append(int(_CGROUP.read_text()))
+    with contextlib.suppress(ImportError):  # Windows
         import resource
-    except ImportError:  # Windows
-        return free
-    limit, _ = resource.getrlimit(resource.RLIMIT_AS)
-    if limit == resource.RLIM_INFINITY:
-        return free
-    return max(min(free, limit - psutil.Process().memory_info().vms), 0)
+
+        limit, _ = resource.getrlimit(resource.RLIMIT_AS)
+        if limit != resource.RLIM_INFINITY:
+            free.append(limit - psutil.Process().memory_info().vms)
+    return max(min(free), 0)
+
+
+def weight_count(backbone: Backbone) -> int:
+    """Weights of the blocks' large matrices: a lower bound of a network's size."""
+    attention, mlp = 4, 2 * backbone.mlp_ratio
+    return int(backbone.depth * backbone.width**2 * (attention + mlp))
+
+
+def activation_bytes(backbone: Backbone, input_size: tuple[int, int]) -> int:
+    """Bytes of one image's hidden activations in one MLP: a lower bound of a forward pass."""
+    tokens = input_size[0] * input_size[1] // backbone.patch_size**2
+    return int(tokens * backbone.width * max(backbone.mlp_ratio, 1) * FP32)
+
+
+def out_of_memory(error: BaseException) -> str | None:
+    """The message for an allocation that failed; None for any other error."""
+    if not isinstance(error, MemoryError) and not _RAN_OUT.search(str(error)):
+        return None
+    found = _AMOUNT.search(str(error))
+    asked = f" (tried to allocate {found[1]} {found[2]})" if found else ""
+    return (
+        f"memory ran out{asked}; lower what this command takes, such as batch_size, the size of "
+        "the images, the model's width and depth, or data.workers"
+    )
 
 
 @contextmanager
 def memory_errors(use: str) -> Iterator[None]:
-    """Turns the errors of numpy's and torch's allocators into one line that says what to lower."""
+    """Turn an allocation that fails inside the context into one line. use: what to lower."""
     try:
         yield
     except (MemoryError, RuntimeError) as error:
-        device = type(error).__name__ == "OutOfMemoryError"  # torch's, which is not imported here
-        if not (device or isinstance(error, MemoryError) or "allocate memory" in str(error)):
+        if out_of_memory(error) is None:
             raise
         raise UserError(f"not enough memory: {brief(error)}; {use}") from None

@@ -60,28 +60,37 @@ SIZES: dict[str, tuple[int, int, int]] = {
     "XL": (1152, 28, 16),
 }
 
-PATCHES = (1, 2, 4, 8, 16)
+PATCHES = tuple(2**power for power in range(11))
+LISTED_PATCHES = PATCHES[:5]
 
 
 def model_names() -> list[str]:
-    """Every legal name with its patch, such as `ViT5-XL/2`."""
-    return [f"{recipe}-{size}/{p}" for recipe in RECIPES for size in SIZES for p in PATCHES]
+    """Every name with its patch, such as `ViT5-XL/2`; of the patches the usual ones."""
+    return [f"{recipe}-{size}/{p}" for recipe in RECIPES for size in SIZES for p in LISTED_PATCHES]
 
 
 def backbone(name: str) -> Backbone:
     """The backbone called `name`, such as `ViT5-XL/2`; without a patch, patch 2."""
     full_name = name if "/" in name else f"{name}/2"
-    if full_name not in model_names():
+    kind, _, patch = full_name.partition("/")
+    recipe, _, size = kind.rpartition("-")
+    if recipe not in RECIPES or size not in SIZES:
         raise UserError(f"unknown model {name!r}; nearest: {nearest(full_name, model_names())}")
-    recipe, size = full_name.split("/")[0].rsplit("-", 1)
+    if patch not in map(str, PATCHES):
+        raise UserError(
+            f"unknown patch in model {name!r}; a patch is a power of two up to {PATCHES[-1]}, "
+            f"such as {kind}/2, or any other by --backbone.patch-size"
+        )
     width, depth, heads = SIZES[size]
-    patch_size = int(full_name.split("/")[1])
-    return Backbone(width, depth, heads, patch_size=patch_size, recipe=RECIPES[recipe])
+    return Backbone(width, depth, heads, patch_size=int(patch), recipe=RECIPES[recipe])
 
 
 def model_name(config: Backbone) -> str | None:
     """The first name of a backbone, or None if it has none."""
-    return next((name for name in model_names() if backbone(name) == config), None)
+    if config.patch_size not in PATCHES:
+        return None
+    names = (f"{recipe}-{size}/{config.patch_size}" for recipe in RECIPES for size in SIZES)
+    return next((name for name in names if backbone(name) == config), None)
 
 
 def title(name: str, config: Backbone) -> str:

@@ -52,6 +52,7 @@ FLOORS = [
         "streams",
         "fields",
         "flags",
+        "memory",
         "yaml_options",
     },
 ]
@@ -66,6 +67,7 @@ LIGHT = (
     "fields",
     "files",
     "flags",
+    "memory",
     "rng",
     "plan.options",
     "export",

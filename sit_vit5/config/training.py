@@ -118,6 +118,9 @@ class OptimizerConfig:
     """Largest gradient norm; 0 switches clipping off."""
 
 
+# Of a grid, which is one image file.
+MOST_PREVIEW_IMAGES = 10_000
+
 # Relative width of the plain mean of all steps; a wider average would favour the first ones.
 WIDEST = 12**-0.5
 # 40 of 400,000 steps.
@@ -251,6 +254,12 @@ def check_train(config: TrainConfig) -> None:
         raise UserError("objective.times_mean and times_std need objective.times logit_normal")
     if config.optimizer.name != "muon" and config.optimizer.matrix_lr is not None:
         raise UserError("optimizer.matrix_lr needs optimizer.name muon")
+    preview = config.preview
+    if preview.columns * preview.classes > MOST_PREVIEW_IMAGES:
+        raise UserError(
+            f"preview.columns {preview.columns} x preview.classes {preview.classes} must be at "
+            f"most {MOST_PREVIEW_IMAGES:,} images; lower one of them"
+        )
     _check_ema(config.ema)
     _check_evaluation(config)
     if config.name is not None and not re.fullmatch(r"\w[\w.+=@ -]{0,199}", config.name):

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from sit_vit5.cli import parse, run
 from sit_vit5.config import EncodeConfig
-from sit_vit5.errors import UserError, nearest_multiples
+from sit_vit5.errors import UserError, nearest_multiples, size_text
 from sit_vit5.files import check_apart
 
 if TYPE_CHECKING:
@@ -170,8 +170,8 @@ def prepare(job: Job) -> None:
     print(
         f"{layout.count:,} images of {len(job.source.class_names) or 'no'} classes, "
         f"{layout.mirrors} mirrors x {' x '.join(map(str, layout.moments_shape))} {layout.dtype}, "
-        f"{len(layout.shards)} shards, {layout.count * layout.image_bytes / 1e9:.2f} GB "
-        f"({need / 1e9:.2f} GB to write, {free / 1e9:.1f} GB free)"
+        f"{len(layout.shards)} shards, {size_text(layout.count * layout.image_bytes)} "
+        f"({size_text(need)} to write, {size_text(free)} free)"
     )
     for note in job.source.notes:
         print(note)

@@ -10,7 +10,7 @@ import numpy as np
 
 from sit_vit5.arrays import find_member, members
 from sit_vit5.data.image_source import ArrayImages, number_classes
-from sit_vit5.errors import UserError, listed
+from sit_vit5.errors import UserError, listed, size_text
 
 # Names of the arrays, the first found counts.
 IMAGES, LABELS, CLASS_NAMES = ("images", "arr_0"), ("labels", "arr_1"), ("class_names",)
@@ -95,7 +95,7 @@ def read_array(path: Path, info: zipfile.ZipInfo) -> np.ndarray:
         return found.map()
     if found.nbytes > MAX_IN_MEMORY:
         raise UserError(
-            f"{found.described} takes {found.nbytes / 1e9:.1f} GB of memory; save it with "
+            f"{found.described} takes {size_text(found.nbytes)} of memory; save it with "
             "np.savez, not compressed: then it is read in place"
         )
     return found.read()

@@ -18,7 +18,7 @@ from sit_vit5.config import AttentionConfig
 from sit_vit5.data.digits import Digits
 from sit_vit5.data.images import center_crop
 from sit_vit5.data.loader import from_uint8
-from sit_vit5.errors import UserError
+from sit_vit5.errors import UserError, brief, index_of
 from sit_vit5.evaluation.attention_maps import Tokens
 from sit_vit5.evaluation.inputs import BUILT_IN, read_pixels
 from sit_vit5.flow.interpolants import coefficients
@@ -158,9 +158,9 @@ def open_image(text: str | None) -> tuple[Image.Image, int | None]:
 
 def _digit(name: str, number: str) -> tuple[Image.Image, int]:
     digits = Digits(BUILT_IN[name])
-    if not number.isdecimal() or int(number) >= len(digits):
-        raise UserError(f"{name} has no image {number!r}; use 0 to {len(digits) - 1}")
-    pixels, label = digits.load(int(number))
+    if (index := index_of(number, len(digits))) is None:
+        raise UserError(f"{name} has no image {brief(number)!r}; use 0 to {len(digits) - 1}")
+    pixels, label = digits.load(index)
     return Image.fromarray(pixels[..., 0]), label
 
 

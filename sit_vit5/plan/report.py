@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from sit_vit5.disk import disk_lines
+from sit_vit5.errors import size_text
 from sit_vit5.plan.estimate import CALLS, MARGIN, SAMPLES, Plan
 from sit_vit5.plan.options import PlanCommand
 from sit_vit5.presets import title
@@ -106,7 +107,7 @@ def _time(options: PlanCommand, plan: Plan) -> list[str]:
         [
             f"{model} on latents encoded once",
             f"  python -m sit_vit5.data.encode: {duration(once.seconds)} and "
-            f"{once.bytes / 1e9:,.3g} GB of disk for {once.images:,} images{mirrors}",
+            f"{size_text(once.bytes)} of disk for {once.images:,} images{mirrors}",
         ],
         [f"{both} encoding every image in every step"],
     ]

@@ -11,7 +11,7 @@ from torch import Tensor
 from sit_vit5 import rng
 from sit_vit5.codecs import Codec, to_uint8
 from sit_vit5.config import ADAPTIVE_METHODS, SDE_METHODS, SdeConfig
-from sit_vit5.errors import UserError, brief, listed
+from sit_vit5.errors import UserError, brief, index_of, listed
 from sit_vit5.flow.intervals import sampling_interval
 from sit_vit5.flow.predictions import Flow
 from sit_vit5.models.denoiser import Denoiser, check_labels
@@ -201,8 +201,8 @@ def find_classes(wanted: Sequence[str], class_names: Sequence[str]) -> list[int]
     for text in wanted:
         if text in class_names:
             labels.append(list(class_names).index(text))
-        elif not numbered and text.isdecimal() and len(text) < 10 and int(text) < len(class_names):
-            labels.append(int(text))
+        elif not numbered and (number := index_of(text, len(class_names))) is not None:
+            labels.append(number)
         else:
             what = "class name" if numbered else "class name or number"
             raise UserError(

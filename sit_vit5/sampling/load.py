@@ -18,6 +18,7 @@ from sit_vit5.config import (
 )
 from sit_vit5.errors import UserError
 from sit_vit5.flow.predictions import Flow
+from sit_vit5.memory import activation_bytes, check_memory
 from sit_vit5.precision import set_precision
 from sit_vit5.sampling.generator import Generator, Settings
 from sit_vit5.sampling.guidance import (
@@ -58,6 +59,13 @@ def load(options: SamplerConfig, device: torch.device, *, default_scale: float =
     objective = checkpoint.config.objective
     settings = _resolve_for(checkpoint, options, default_scale=default_scale)
     codec = open_codec(checkpoint, options.codec_path)
+    check_memory(
+        options.batch_size
+        * activation_bytes(checkpoint.config.backbone, checkpoint.state.input_size),
+        f"a forward pass of batch_size {options.batch_size}",
+        use="lower it",
+        device=device,
+    )
     model = checkpoint.denoiser(options.weights).to(device).eval().requires_grad_(False)
     reference = None
     if options.guidance.reference is not None and settings.guidance.scale != 1:

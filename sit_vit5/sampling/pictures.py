@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
 
 from PIL import Image
 
-from sit_vit5.files import save_image
+from sit_vit5.files import check_output, save_image
+from sit_vit5.memory import check_memory
 from sit_vit5.run_folder import SAMPLES, run_of, step_name
 from sit_vit5.sampling.generator import find_classes
 from sit_vit5.sampling.load import Loaded
@@ -32,11 +34,18 @@ def title(loaded: Loaded, weights: str) -> str:
 
 
 def picture_path(out: str | None, loaded: Loaded, *, name: str) -> Path:
-    """`out`, or NAME_STEP.png in the run's samples; its folder is made."""
+    """`out`, or NAME_STEP.png in the run's samples; refused now if it cannot be written."""
     file = f"{name}_{step_name(loaded.checkpoint.state.step)}.png"
     path = Path(out or run_of(loaded.checkpoint.folder) / SAMPLES / file)
-    path.parent.mkdir(parents=True, exist_ok=True)
+    check_output(path)
     return path
+
+
+def check_drawing(count: int, loaded: Loaded, *, use: str) -> None:
+    """Refuses more images than the memory holds, before they are made. use: what to do."""
+    state = loaded.checkpoint.state
+    shape = loaded.generator.codec.image_shape((state.in_channels, *state.input_size))
+    check_memory(count * math.prod(shape), f"a figure of {count:,} images", use=use)
 
 
 def decimals(values: Sequence[float]) -> list[str]:

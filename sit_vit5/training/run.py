@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from sit_vit5.checkpoint import LEFT_BY_A_KILL, Checkpoint
 from sit_vit5.cli import differences, dump_config
@@ -11,9 +13,10 @@ from sit_vit5.codecs.recorded import RecordedCodec
 from sit_vit5.config import CodecConfig, TrainConfig
 from sit_vit5.data import Source, same_data
 from sit_vit5.data.latent_cache import LatentCache
-from sit_vit5.distributed import launcher_shards
+from sit_vit5.distributed import BatchPlan, launcher_shards
 from sit_vit5.errors import UserError, listed, nearest_multiples
 from sit_vit5.files import write_text
+from sit_vit5.memory import FP32, activation_bytes, check_memory, weight_count
 from sit_vit5.run_folder import (
     CHECKPOINTS,
     CONFIG_FILE,
@@ -32,6 +35,9 @@ from sit_vit5.run_folder import (
 )
 from sit_vit5.training.log_files import read_rows
 from sit_vit5.training.page import STARTS
+
+if TYPE_CHECKING:
+    import torch
 
 # Files that a new run replaces, in the run folder.
 REPLACED = (
@@ -225,3 +231,28 @@ def check_image_size(size: int, factor: int, patch_size: int) -> None:
 def write_config(run: Path, config: TrainConfig) -> None:
     """Saves the resolved configuration in the run folder."""
     write_text(run / CONFIG_FILE, dump_config(config))
+
+
+def check_memory_of_run(
+    config: TrainConfig,
+    source: Source,
+    latent_shape: tuple[int, int, int],
+    plan: BatchPlan,
+    device: torch.device,
+) -> None:
+    """Refuses a network or a batch that cannot fit, by lower bounds, before they are made."""
+    backbone, parts = config.backbone, plan.processes if parallel(config) == "fsdp2" else 1
+    copies = 4 + (len(config.ema.names) if config.ema.device == "model" else 0)
+    check_memory(
+        FP32 * copies * weight_count(backbone) // parts,
+        f"a network of backbone.width {backbone.width} and backbone.depth {backbone.depth}",
+        use="lower them",
+        device=device,
+    )
+    batch = f"batch_size {plan.batch_size}, {plan.micro_batch_size} images at a time,"
+    use = "lower it, or raise accumulation"
+    check_memory(
+        plan.micro_batch_size * math.prod(source.item_shape) * FP32, f"the data of {batch}", use=use
+    )
+    activations = plan.micro_batch_size * activation_bytes(backbone, latent_shape[1:])
+    check_memory(activations, f"a forward pass of {batch}", use=use, device=device)

@@ -114,6 +114,7 @@ class Trainer:
         )
         self.latent_shape = runs.latent_shape(config, source, codec)
         self.resume = resume
+        runs.check_memory_of_run(config, source, self.latent_shape, self.plan, self.device)
         self._build(resume)
 
     def run(self) -> int:

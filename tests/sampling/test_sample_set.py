@@ -215,7 +215,7 @@ def test_foreign_files_are_not_touched(tmp_path):
 
 
 def test_a_set_larger_than_the_disk_is_refused_before_it_is_begun(tmp_path):
-    with pytest.raises(UserError, match="images need .* GB, .* free; choose another --out"):
+    with pytest.raises(UserError, match="images need 24.6 PB, .* free; choose another --out"):
         SampleSet(tmp_path / "x", SETTINGS, count=10**12, shape=(64, 64, 3)).prepare()
     assert not (tmp_path / "x").exists()
 

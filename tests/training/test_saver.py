@@ -95,11 +95,9 @@ def test_disk_of_a_run_is_counted_from_its_intervals():
 def test_a_disk_too_small_is_refused_before_the_first_step(tmp_path, monkeypatch, capsys):
     free = 10**6
     monkeypatch.setattr("sit_vit5.files.shutil.disk_usage", lambda path: SimpleNamespace(free=free))
-    with pytest.raises(UserError, match="the checkpoints of this run .* need .* GB free; free som"):
+    with pytest.raises(UserError, match="the checkpoints of this run .* need .* free; free som"):
         trainer(config(tmp_path, "--steps", 40, "--checkpoint.keep", 9)).run()
     assert not (tmp_path / "run" / "latest").exists()
     free = 2 * 10**6
     trainer(config(tmp_path, "--steps", 2, "--checkpoint.keep", 1)).run()
-    assert (
-        "for the newest 1 and the one being written; 0.002 GB are free" in capsys.readouterr().out
-    )
+    assert "for the newest 1 and the one being written; 2 MB are free" in capsys.readouterr().out

@@ -19,7 +19,7 @@ from sit_vit5.data.inspect.classes import draw, picture_rows
 from sit_vit5.data.latent_cache import LatentCache
 from sit_vit5.data.loader import posterior_noise
 from sit_vit5.data.verify import verify
-from sit_vit5.errors import UserError
+from sit_vit5.errors import UserError, size_text
 
 
 def inspect_cache(cache: LatentCache, options: InspectConfig) -> None:
@@ -75,7 +75,7 @@ def describe_cache(cache: LatentCache, codec: RecordedCodec) -> list[str]:
     origin = ", ".join(f"{key} {value}" for key, value in codec.origin.items())
     lines = [
         f"cache: {cache.mirrors} mirrors x {' x '.join(map(str, cache.moments_shape))} "
-        f"{cache.dtype}, {len(cache.shards)} shards, {size / 1e9:.2f} GB",
+        f"{cache.dtype}, {len(cache.shards)} shards, {size_text(size)}",
         f"codec: {codec.name} ({origin or codec.identity['name']})",
         f"latents: mean {statistics.overall_mean:+.3f}, standard deviation "
         f"{statistics.overall_std:.3f}, expected {low} to {high}",
