@@ -24,9 +24,9 @@ import yaml
 from sit_vit5 import presets
 from sit_vit5.config import TrainConfig
 from sit_vit5.distributed import check_launcher_variables, launch_rank
-from sit_vit5.errors import UserError, brief, listed
+from sit_vit5.errors import PathError, UserError, brief, listed
 from sit_vit5.fields import FilePath
-from sit_vit5.flags import Given, describe, options_of, read_arguments, spell, take
+from sit_vit5.flags import Given, describe, option_of, options_of, read_arguments, spell, take
 from sit_vit5.memory import out_of_memory
 from sit_vit5.recipes import successor
 from sit_vit5.run_folder import CONFIG_FILE, find_checkpoint, run_of
@@ -63,6 +63,8 @@ def run(main: Callable[[list[str]], int | None]) -> None:
     try:
         check_launcher_variables()
         code = main(sys.argv[1:])
+    except PathError as error:
+        code = _print_error(f"{option_of(error.path, sys.argv[1:])}{error}")
     except UserError as error:
         code = _print_error(str(error))
     except OSError as error:  # no permission, no space, no such file

@@ -267,14 +267,14 @@ def one_word(processes: Processes) -> Iterator[None]:
 
     Without it the others would wait for it, and end with an error of the network's.
     """
-    failure = None
+    own = failure = None
     try:
         yield
     except (UserError, OSError) as error:
-        failure = str(error)
+        own, failure = error, str(error)
     failures = [word for word in gather([failure], processes) if word is not None]
     if failures:
-        raise UserError(failures[0])
+        raise own or UserError(failures[0])
 
 
 def check_plain_launcher() -> None:

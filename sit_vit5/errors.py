@@ -1,4 +1,4 @@
-"""The one error type that a user sees: a single line without a traceback."""
+"""The error that a user sees: a single line without a traceback."""
 
 from __future__ import annotations
 
@@ -8,6 +8,14 @@ from collections.abc import Iterable
 
 class UserError(ValueError):
     """A mistake the user can mend. The message says what is wrong, what is allowed, what to do."""
+
+
+class PathError(UserError):
+    """A mistake about a file or folder; a command puts the option that names it before the text."""
+
+    def __init__(self, message: str, path: object):
+        super().__init__(message)
+        self.path = str(path)
 
 
 def brief(reason: object, length: int = 200) -> str:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Annotated, TypeVar
 from annotated_types import Ge, Le
 from filelock import FileLock, Timeout
 
-from sit_vit5.errors import UserError, brief, size_text
+from sit_vit5.errors import PathError, UserError, brief, size_text
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -59,7 +59,7 @@ def check_plain(path: Path) -> None:
         kind = "a hard link to another file"
     else:
         return
-    raise UserError(f"cannot write {path}: it is {kind}; remove it or choose another folder")
+    raise PathError(f"cannot write {path}: it is {kind}; remove it or choose another folder", path)
 
 
 @contextmanager
@@ -237,15 +237,17 @@ def check_folder_can_be_made(folder: Path) -> None:
             mode = existing.stat().st_mode
         except FileNotFoundError:
             if existing.is_symlink():
-                raise UserError(
-                    f"cannot write {folder}: {existing} is a link to nothing; remove the link"
+                raise PathError(
+                    f"cannot write {folder}: {existing} is a link to nothing; remove it", folder
                 ) from None
             continue
         if not stat.S_ISDIR(mode):
-            raise UserError(f"cannot write {folder}: {existing} is a file; choose another folder")
+            raise PathError(
+                f"cannot write {folder}: {existing} is a file; choose another folder", folder
+            )
         if not os.access(existing, os.W_OK):
-            raise UserError(
-                f"cannot write {folder}: {existing} is read-only; choose another folder"
+            raise PathError(
+                f"cannot write {folder}: {existing} is read-only; choose another folder", folder
             )
         return
 
@@ -260,7 +262,7 @@ def check_apart(out: Path, data: str | None) -> None:
 def check_new_folder(target: Path) -> None:
     """Refuses a target that exists or cannot be written, before minutes of reading."""
     if target.exists():
-        raise UserError(f"{target} exists; choose another folder or remove it")
+        raise PathError(f"{target} exists; choose another folder or remove it", target)
     check_output(target)
 
 
@@ -295,8 +297,8 @@ def new_folder(target: Path) -> Iterator[Path]:
     except OSError as error:
         shutil.rmtree(partial, ignore_errors=True)
         reason = error.strerror or error
-        raise UserError(
-            f"cannot write {target}: {reason}; free disk space or choose another folder"
+        raise PathError(
+            f"cannot write {target}: {reason}; free disk space or choose another folder", target
         ) from None
     except BaseException:
         shutil.rmtree(partial, ignore_errors=True)
@@ -314,7 +316,7 @@ def lock(folder: Path, what: str) -> Iterator[None]:
     with _made(folder):
         check_plain(file)
         if file.exists() and file.stat().st_size:  # it would be emptied
-            raise UserError(f"{file} is not a lock of ours; choose another folder")
+            raise PathError(f"{file} is not a lock of ours; choose another folder", file)
         held = FileLock(file)
         try:
             held.acquire(timeout=0)

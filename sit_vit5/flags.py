@@ -254,22 +254,19 @@ def describe(error: OSError, argv: list[str]) -> str:
     remedy = _REMEDIES.get(error.errno or 0)
     if error.filename is None:
         return f"{reason}: {remedy}" if remedy else reason
-    path = os.path.abspath(os.fsdecode(error.filename))
-    option = next((f"{name} " for name, value in _paths(argv) if _related(path, value)), "")
-    return f"{option}{os.fsdecode(error.filename)}: {remedy or reason}"
+    path = os.fsdecode(error.filename)
+    return f"{option_of(path, argv)}{brief(path)}: {remedy or reason}"
 
 
-def _paths(argv: list[str]) -> Iterator[tuple[str, str]]:
-    """Names and values of a command line's options, values as paths."""
-    name = ""
+def option_of(path: str, argv: list[str]) -> str:
+    """The option of a command line that names a path, one inside it or around it, as `--out: `."""
+    path, name = os.path.abspath(path), ""
     for token in argv:
         flag, equals, value = token.partition("=")
-        if flag.startswith("--"):
-            name = flag
-        if equals or not flag.startswith("--"):
-            yield name, os.path.abspath(os.path.expanduser(value if equals else token))
-
-
-def _related(path: str, value: str) -> bool:
-    """Whether one path is the other, or inside it."""
-    return os.path.commonpath([path, value]) in (path, value) and value != os.sep
+        name = flag if flag.startswith("--") else name
+        if flag.startswith("--") and not equals:
+            continue
+        given = os.path.abspath(os.path.expanduser(value if equals else token))
+        if name and (path.startswith(given) or given.startswith(path + os.sep)):
+            return f"{name}: "
+    return ""
