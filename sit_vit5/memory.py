@@ -40,7 +40,7 @@ def check_memory(need: int, what: str, *, use: str, device: torch.device | None 
         where, free = "is on the GPU", torch.cuda.get_device_properties(device).total_memory
     if need > free:
         raise UserError(
-            f"{what} needs {size_text(need)} of memory, {size_text(free)} {where}; {use}"
+            f"{what} takes {size_text(need)} of memory, {size_text(free)} {where}; {use}"
         )
 
 

@@ -52,7 +52,6 @@ FLOORS = [
         "streams",
         "fields",
         "flags",
-        "memory",
         "yaml_options",
     },
 ]

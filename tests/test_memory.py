@@ -29,7 +29,7 @@ def test_size_is_told_in_the_unit_that_says_most(count, text):
 def test_work_beyond_the_free_memory_names_the_option(monkeypatch):
     monkeypatch.setattr(memory, "free_memory", lambda: 10**9)
     memory.check_memory(10**9, "a batch", use="lower batch_size")
-    with pytest.raises(UserError, match="a batch needs 1.5 GB of memory, 1 GB is free; lower"):
+    with pytest.raises(UserError, match="a batch takes 1.5 GB of memory, 1 GB is free; lower"):
         memory.check_memory(15 * 10**8, "a batch", use="lower batch_size")
 
 

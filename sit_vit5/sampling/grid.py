@@ -64,7 +64,9 @@ def _check_size(generators: dict[str, Generator], count: int) -> None:
         )
         zoom = max(1, -(-TILE // min(height, width)))
         need += count * height * width * (channels + 3 * zoom**2)
-    check_memory(need, f"{count:,} images", use="ask for fewer classes, columns or frames")
+    check_memory(
+        need, f"a grid of {count:,} images", use="ask for fewer classes, columns or frames"
+    )
 
 
 def draw_grid(

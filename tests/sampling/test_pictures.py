@@ -152,7 +152,7 @@ def test_a_path_keeps_the_states_that_it_shows(monkeypatch):
 def test_more_images_than_fit_into_memory_are_refused(monkeypatch):
     monkeypatch.setattr("sit_vit5.memory.free_memory", lambda: 10**6)
     names = [str(label) for label in range(1000)]
-    with pytest.raises(UserError, match="1,000,000 images take .* GB .*; ask for fewer classes"):
+    with pytest.raises(UserError, match="1,000,000 images takes .* GB .*; ask for fewer classes"):
         sample_grid({"a": generator()}, classes=range(1000), class_names=names, columns=1000)
 
 
