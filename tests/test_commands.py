@@ -316,7 +316,8 @@ BAD_COMMANDS = {
                         "--features", "pixels"], "absent' does not exist"),
     "upside-down interval": (["evaluate/sweep.py", "--checkpoint", "x", "--reference", "digits",
                               "--intervals", "1,0"], "intervals 1 0 is upside down"),
-    "no data of a likelihood": (["evaluate/likelihood.py", "--checkpoint", "x"], "data must be given"),
+    "no data of a likelihood": (["evaluate/likelihood.py", "--checkpoint", "x"],
+                                "data must be given"),
     "absent classifier": (["evaluate/attention.py", "--classifier", "absent.pth", "--image",
                            "digits:0"], "absent.pth is no weights file"),
 }  # fmt: skip
