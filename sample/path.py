@@ -13,7 +13,12 @@ def main(argv: list[str]) -> None:
     from sit_vit5.files import save_image
     from sit_vit5.sampling import pictures
     from sit_vit5.sampling.load import load
-    from sit_vit5.sampling.path import denoising_path, draw_path_frames, draw_path_strip
+    from sit_vit5.sampling.path import (
+        DEFAULT_FRAMES,
+        denoising_path,
+        draw_path_frames,
+        draw_path_strip,
+    )
 
     processes = join_processes()
     loaded = load(options, processes.device, default_scale=2.0)
@@ -25,9 +30,8 @@ def main(argv: list[str]) -> None:
             f"{len(labels)} images must be at most batch_size {options.batch_size}; ask for fewer "
             "classes or images, or raise batch_size"
         )
-    # The solver's states are kept until it is known which are drawn.
-    states = max(options.frames or 1, loaded.generator.settings.steps or 1)
-    pictures.check_drawing(len(labels) * states, loaded, use="lower steps, frames or images")
+    shown = 2 * len(labels) * (options.frames or DEFAULT_FRAMES)  # x_t and the expected data
+    pictures.check_drawing(shown, loaded, use="lower frames or images")
     path = denoising_path(loaded.generator, range(len(labels)), labels, frames=options.frames)
     title = pictures.title(loaded, options.weights)
     if not processes.is_main:

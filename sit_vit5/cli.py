@@ -26,7 +26,16 @@ from sit_vit5.config import TrainConfig
 from sit_vit5.distributed import check_launcher_variables, launch_rank
 from sit_vit5.errors import PathError, UserError, brief, listed
 from sit_vit5.fields import FilePath
-from sit_vit5.flags import Given, describe, option_of, options_of, read_arguments, spell, take
+from sit_vit5.flags import (
+    OUTPUTS,
+    Given,
+    describe,
+    option_of,
+    options_of,
+    read_arguments,
+    spell,
+    take,
+)
 from sit_vit5.memory import out_of_memory
 from sit_vit5.recipes import successor
 from sit_vit5.run_folder import CONFIG_FILE, find_checkpoint, run_of
@@ -64,7 +73,7 @@ def run(main: Callable[[list[str]], int | None]) -> None:
         check_launcher_variables()
         code = main(sys.argv[1:])
     except PathError as error:
-        code = _print_error(f"{option_of(error.path, sys.argv[1:])}{error}")
+        code = _print_error(f"{option_of(error.path, sys.argv[1:], among=OUTPUTS)}{error}")
     except UserError as error:
         code = _print_error(str(error))
     except OSError as error:  # no permission, no space, no such file

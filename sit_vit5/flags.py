@@ -27,6 +27,8 @@ _NONE = ("null", "Null", "NULL", "~")
 _LONGEST_NUMBER = 40
 
 
+# Options that say where to write.
+OUTPUTS = ("--out", "--to", "--output-dir", "--report.out", "--cache")
 # What to do about an error of the system, by its number.
 _REMEDIES = {
     errno.EEXIST: "it is a file; choose another folder",
@@ -258,13 +260,16 @@ def describe(error: OSError, argv: list[str]) -> str:
     return f"{option_of(path, argv)}{brief(path)}: {remedy or reason}"
 
 
-def option_of(path: str, argv: list[str]) -> str:
-    """The option of a command line that names a path, one inside it or around it, as `--out: `."""
+def option_of(path: str, argv: list[str], *, among: tuple[str, ...] = ()) -> str:
+    """The option of a command line that names a path, one inside it or around it, as `--out: `.
+
+    among: flags that it may be; none given: any.
+    """
     path, name = os.path.abspath(path), ""
     for token in argv:
         flag, equals, value = token.partition("=")
         name = flag if flag.startswith("--") else name
-        if flag.startswith("--") and not equals:
+        if (flag.startswith("--") and not equals) or (among and name not in among):
             continue
         given = os.path.abspath(os.path.expanduser(value if equals else token))
         if name and (path.startswith(given) or given.startswith(path + os.sep)):

@@ -11,7 +11,7 @@ import pytest
 from helpers import ROOT
 
 from sit_vit5.cli import run
-from sit_vit5.errors import UserError
+from sit_vit5.errors import PathError, UserError
 from sit_vit5.streams import SafeStream, guard_streams, printable
 
 
@@ -132,3 +132,28 @@ def test_files_do_not_take_the_descriptor_of_a_closed_stream(tmp_path):
     closed = ["sh", "-c", 'exec "$0" -c "$1" <&- >&- 2>&-', sys.executable, code]
     assert subprocess.run(closed, cwd=ROOT).returncode == 3
     assert (tmp_path / "file").read_bytes() == b""
+
+
+@pytest.mark.parametrize(
+    ("argv", "error", "line"),
+    [
+        (["--out", "a"], FileExistsError(errno.EEXIST, "exists", "a"), "--out: a: it is a file;"),
+        (["--out=a/b"], OSError(errno.ELOOP, "loop", "a"), "--out: a: its links lead to one"),
+        (["--to", "a"], OSError(errno.ENAMETOOLONG, "long", "a/b"), "--to: a/b: the name is too"),
+        (["--out", "b"], FileNotFoundError(errno.ENOENT, "no", "a"), "a: it does not exist"),
+        ([], OSError(errno.ENOSPC, "No space left"), "No space left: the disk is full; free"),
+        (["--out", "a"], PathError("cannot write a", "a"), "--out: cannot write a"),
+        (["--checkpoint", "a"], PathError("cannot write a/b", "a/b"), "cannot write a/b"),
+    ],
+)
+def test_system_errors_name_the_option_and_what_to_do(streams, monkeypatch, argv, error, line):
+    errors = io.StringIO()
+    streams(io.StringIO(), errors)
+    monkeypatch.setattr(sys, "argv", ["command", *argv])
+
+    def main(argv: list[str]) -> None:
+        raise error
+
+    assert exit_status(main) == 2
+    assert errors.getvalue().startswith(f"error: {line}")
+    assert errors.getvalue().count("\n") == 1

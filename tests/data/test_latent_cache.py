@@ -292,7 +292,7 @@ def test_a_small_disk_and_a_second_encoder_are_said_before_the_work(
     with lock(tmp_path / "c", "encoding"), pytest.raises(UserError, match="another encoding"):
         encoding.encode(job(tmp_path / "c", image_folder, tiny_vae), ALONE)
     monkeypatch.setattr("shutil.disk_usage", lambda path: SimpleNamespace(free=1000))
-    with pytest.raises(UserError, match=r"24 images need 0.0 GB, .* use --dtype float16"):
+    with pytest.raises(UserError, match=r"24 images need 24.6 KB, .* use --dtype float16"):
         encoding.encode(job(tmp_path / "c", image_folder, tiny_vae), ALONE)
     assert not (tmp_path / "c" / "encoding.json").exists()
 
