@@ -169,12 +169,14 @@ def _settings(options: GenerateConfig, loaded: Loaded, classes: list[int]) -> di
     """Everything that decides the images."""
     checkpoint = loaded.checkpoint
     weights_file = checkpoint.folder / checkpoint.weights_file(options.weights)
+    objective = to_dict(checkpoint.config.objective)
+    del objective["weights_bound"]  # of the loss; older sets do not know it
     return {
         "weights_sha256": file_hash(weights_file),
         "weights": weights_file.stem,
         "step": checkpoint.state.step,
         "model": checkpoint.config.model,
-        "objective": to_dict(checkpoint.config.objective),
+        "objective": objective,
         "sampler": to_dict(loaded.generator.settings),
         "guidance_reference_sha256": _reference_hash(options),
         # An adaptive method's steps are those of a whole batch.
