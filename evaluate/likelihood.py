@@ -10,13 +10,14 @@ def main(argv: list[str]) -> None:
 
     from sit_vit5.checkpoint import open_checkpoint
     from sit_vit5.distributed import join_processes
-    from sit_vit5.files import check_output, write_json
+    from sit_vit5.evaluation.report import check_results
+    from sit_vit5.files import write_json
     from sit_vit5.likelihood import json_path, measure, report
 
     processes = join_processes()
     checkpoint = open_checkpoint(options.checkpoint)
     out = json_path(options, checkpoint.folder, checkpoint.state.step)
-    check_output(out)
+    check_results(out)
     result = measure(options, processes)
     if processes.is_main:
         write_json(out, result)

@@ -11,13 +11,12 @@ def main(argv: list[str]) -> None:
     from sit_vit5.distributed import join_processes
     from sit_vit5.evaluation.evaluate import examine
     from sit_vit5.evaluation.page import write_page
-    from sit_vit5.evaluation.report import json_path, page_path, report
-    from sit_vit5.files import check_output, write_json
+    from sit_vit5.evaluation.report import check_results, json_path, page_path, report
+    from sit_vit5.files import write_json
 
     out = json_path(options)
     page = page_path(options, out)
-    for path in filter(None, (out, page)):
-        check_output(path)
+    check_results(out, page)
     processes = join_processes()
     evaluation = examine(options, processes=processes)
     if processes.is_main:

@@ -12,12 +12,13 @@ def main(argv: list[str]) -> None:
 
     from sit_vit5.distributed import join_processes
     from sit_vit5.evaluation.reconstruction_report import report
-    from sit_vit5.files import check_output, write_json
+    from sit_vit5.evaluation.report import check_results
+    from sit_vit5.files import write_json
     from sit_vit5.reconstruction import draw, reconstruct
 
     processes = join_processes()
     table, picture = (Path(options.out) / f"reconstruction.{kind}" for kind in ("json", "png"))
-    check_output(table)
+    check_results(table)
     result, shown = reconstruct(options, processes)
     if processes.is_main:
         write_json(table, result)

@@ -16,10 +16,11 @@ from sit_vit5.errors import UserError
 from sit_vit5.evaluation.compared import choose_metrics, find_source
 from sit_vit5.evaluation.evaluate import evaluate
 from sit_vit5.evaluation.inputs import open_image_set
-from sit_vit5.evaluation.report import json_path, report
+from sit_vit5.evaluation.report import check_results, json_path, report
 from sit_vit5.files import file_hash, write_json
 from sit_vit5.metrics.frechet import frechet_distance
 from sit_vit5.metrics.statistics import Statistics
+from sit_vit5.page import document
 
 
 def digits_npz(folder: Path, split: str = "train", **manifest) -> Path:
@@ -253,6 +254,19 @@ def test_the_result_never_replaces_a_manifest_or_another_result(tmp_path, monkey
         json_path(options("a/samples.npz", "r", out="a/../a/samples.json"))
     with pytest.raises(UserError, match="must end in .json"):
         json_path(options("a/samples.npz", "r", out="a/samples.npz"))
+
+
+def test_results_replace_results_and_nothing_else(tmp_path):
+    ours, page = tmp_path / "metrics.json", tmp_path / "report.html"
+    check_results(ours, page, None)
+    write_json(ours, {"command": "x", "versions": {}})
+    page.write_text(document(title="s: evaluation", style="", body=""))
+    check_results(ours, page)
+    for path, text in ((ours, '{"name": "mine"}'), (ours, "mine"), (page, "<title>mine</title>")):
+        path.write_text(text)
+        with pytest.raises(UserError, match=f"{path.name} exists and is no result of an evalu"):
+            check_results(path)
+        assert path.read_text() == text
 
 
 def test_pixels_of_large_images_are_refused_before_they_fill_the_memory(tmp_path):

@@ -24,7 +24,7 @@ from sit_vit5.data.images import (
     read_header,
     read_rgb,
 )
-from sit_vit5.errors import UserError
+from sit_vit5.errors import UserError, brief
 from sit_vit5.metrics.image_sets import ImageSet, with_channels
 from sit_vit5.progress import progress_bar
 
@@ -114,8 +114,7 @@ class ZipSet(FileSet):
 
     def __init__(self, path: Path):
         self.path = path
-        entries = [entry for entry in self._archive.infolist() if not entry.is_dir()]
-        entries = [entry for entry in entries if _visible(PurePosixPath(entry.filename))]
+        entries = [entry for entry in self._archive.infolist() if _is_visible(entry.filename)]
         passed_over = kinds_passed_over(PurePosixPath(entry.filename).name for entry in entries)
         images = [entry for entry in entries if is_image_name(PurePosixPath(entry.filename).name)]
         if not images:
@@ -133,7 +132,9 @@ class ZipSet(FileSet):
         try:
             return zipfile.ZipFile(self.path)
         except Exception as error:  # a damaged directory: a dozen types
-            raise UserError(f"{self.path} is not a zip archive: {error}; write it again") from None
+            raise UserError(
+                f"{self.path} is not a zip archive: {brief(error)}; write it again"
+            ) from None
 
     def _stream(self, number: int) -> BinaryIO:
         entry = self.entries[number]
@@ -146,17 +147,18 @@ class ZipSet(FileSet):
             return io.BytesIO(self._archive.read(entry))
         except Exception as error:  # zipfile, zlib, lzma; a password
             raise UserError(
-                f"{self._called(number)} cannot be read: {error}; write the archive again"
+                f"{self._called(number)} cannot be read: {brief(error)}; write the archive again"
             ) from None
 
     def _called(self, number: int) -> str:
         return f"{self.entries[number].filename} in {self.path}"
 
 
-def _visible(name: PurePosixPath) -> bool:
+def _is_visible(name: str) -> bool:
     """Whether an entry is a file; not one in a hidden folder, nor what macOS adds."""
-    hidden = any(part[0] == "." or part == "__MACOSX" for part in name.parts)
-    return bool(name.name) and not hidden
+    path = PurePosixPath(name)
+    hidden = any(part[0] == "." or part == "__MACOSX" for part in path.parts)
+    return bool(path.name) and not name.endswith("/") and not hidden
 
 
 def _no_image(place: Path, inside: Counter[str]) -> UserError:

@@ -8,11 +8,13 @@ from sit_vit5.config import MetricsConfig
 from sit_vit5.errors import UserError
 from sit_vit5.evaluation.classes import BEYOND
 from sit_vit5.evaluation.inputs import BUILT_IN, archive_of, manifest_path
+from sit_vit5.files import check_output, read_json
 from sit_vit5.metrics.registry import METRICS
 
 # Result -> the one that is its standard error; decimals, if not four.
 SPREADS = {"kernel_distance": "kernel_distance_standard_error"}
 DIGITS = {"kernel_distance": 6}
+PAGE_HEAD = 4096  # bytes of a page that hold its title
 
 
 def metric_name(features: str, count: int, key: str = "frechet_distance") -> str:
@@ -134,6 +136,26 @@ def json_path(options: MetricsConfig) -> Path:
     if not folder and out.resolve() == manifest_path(options.samples).resolve():
         raise UserError(f"--out {out} is the samples' manifest; choose another name")
     return out
+
+
+def check_results(*paths: Path | None) -> None:
+    """Refuses, before the work, files that cannot be written, and to replace those of others: a
+    JSON or a page that no evaluation wrote."""
+    for path in filter(None, paths):
+        check_output(path)
+        if path.exists() and not _is_result(path):
+            raise UserError(f"{path} exists and is no result of an evaluation; remove it or choose "
+                            "another --out")  # fmt: skip
+
+
+def _is_result(path: Path) -> bool:
+    if path.suffix == ".html":
+        with path.open("rb") as file:
+            return b": evaluation</title>" in file.read(PAGE_HEAD)
+    try:
+        return read_json(path).keys() >= {"command", "versions"}
+    except UserError:
+        return False
 
 
 def page_path(options: MetricsConfig, json: Path) -> Path | None:
