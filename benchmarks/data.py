@@ -99,12 +99,14 @@ def write_cache(folder: Path, count: int) -> LatentCache:
             writer.append(rng.standard_normal((rows, 2, 8, 32, 32), dtype=np.float32) - 1, {})
         writer.finish()
     settings = {
+        "data": {"source": "random numbers"},
         "class_names": ["one"],
         "image_size": 256,
         "latent_shape": [4, 32, 32],
         "moments_shape": [8, 32, 32],
         "mirrors": 2,
         "dtype": "float32",
+        "shard_size": layout.shard_size,
         "codec": CODEC.record(),
     }
     write_index(folder, layout, settings, np.zeros(count, np.int64), bad={})

@@ -32,7 +32,7 @@ def test_the_training_benchmark_times_steps_of_the_trainer_and_of_plain_code(ben
         clock.step()
     clock.close()
     assert run.step == 4 and 0 < clock.outside() < 1
-    assert run.learner.optimizer.state and run.steps._unsettled is None
+    assert run.learner.optimizers[0].state and run.steps._unsettled is None
     plain_sit.WIDTH, plain_sit.DEPTH, plain_sit.HEADS = 32, 1, 2
     plain_sit.plain_step(2, "fp32", "cpu")()
 

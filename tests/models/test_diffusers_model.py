@@ -45,7 +45,7 @@ def test_the_configuration_is_plain_json_and_wrong_ones_are_refused(tmp_path):
     config = json.loads((tmp_path / "config.json").read_text())
     assert config["backbone"]["recipe"]["register_theta"] == 100
     assert config["_class_name"] == "ViT5SiT"
-    with pytest.raises(UserError, match="not a backbone"):
+    with pytest.raises(UserError, match="backbone lacks or does not know colour"):
         ViT5SiT(backbone={"width": 32, "recipe": {}, "colour": 1})
 
 

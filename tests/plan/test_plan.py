@@ -21,7 +21,7 @@ from sit_vit5.codecs import CODECS
 from sit_vit5.codecs.identity import IdentityCodec
 from sit_vit5.config import CheckpointConfig, CodecConfig
 from sit_vit5.disk import checkpoints_on_disk, run_disk
-from sit_vit5.errors import UserError
+from sit_vit5.errors import UserError, size_text
 from sit_vit5.models.denoiser import Denoiser
 from sit_vit5.plan.__main__ import main as run_plan
 from sit_vit5.plan.devices import DEVICES
@@ -206,8 +206,8 @@ def test_averages_of_widths_and_their_snapshots_are_counted():
     assert plan.memory.averages == 2 * plain.memory.averages
     assert plan.disk.checkpoint - plain.disk.checkpoint == 2 * 4 * plan.parameters
     # Steps 30, 60, 90 and 100, two fp16 files each.
-    size = 4 * 2 * 2 * plan.parameters / 1e9
-    assert f"and {size:,.3g} GB for all snapshots of averages" in shown
+    size = size_text(4 * 2 * 2 * plan.parameters)
+    assert f"and {size} for all snapshots of averages" in shown
     assert "snapshots" not in without
 
 
