@@ -125,7 +125,10 @@ def train(facts: dict, tensors: Tensors, learner: Learner) -> tuple[Tensor, Tens
         config.objective, "moments", IdentityCodec(), BatchPlan(config.batch_size), config.seed,
         learner.latent_shape, model.null_label, tensors, [],
     )  # fmt: skip
-    steps = Stepping(config, learner, objective, accelerator(), model, say=lambda line: None)
+    steps = Stepping(
+        config, learner, objective, accelerator(), model,
+        not_finite=lambda data_step: [], say=lambda line: None,
+    )  # fmt: skip
     summed, norms = "_sum" in facts["fixture"], []
     for latents, labels in zip(tensors["input.latents"], tensors["input.labels"], strict=True):
         before = [gate.clone() for gate in gate_biases(model)] if summed else []
