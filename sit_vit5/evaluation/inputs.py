@@ -14,7 +14,7 @@ from sit_vit5.data.digits import Digits
 from sit_vit5.data.images import EXTENSIONS, BadImage, read_rgb
 from sit_vit5.errors import UserError, listed
 from sit_vit5.evaluation.image_files import FolderSet, ZipSet
-from sit_vit5.files import file_hash, read_json
+from sit_vit5.files import check_regular_file, file_hash, read_json
 from sit_vit5.metrics.image_sets import ImageSet, array_set, npy_set, npz_set
 from sit_vit5.run_folder import (
     ARCHIVE,
@@ -82,7 +82,8 @@ def open_image_set(text: str) -> ImageSet:
     if text and path.is_dir():
         check_images_folder(path)
         return FolderSet(path)
-    if path.is_file():
+    if path.exists():
+        check_regular_file(path, remedy="write it again")
         return FILES.get(path.suffix.lower(), npz_set)(path)
     raise UserError(
         f"{text!r} does not exist; give an npz, a folder of images, or one of {', '.join(BUILT_IN)}"

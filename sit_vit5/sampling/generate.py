@@ -20,7 +20,7 @@ from sit_vit5.cli import to_dict
 from sit_vit5.config import ADAPTIVE_METHODS, GenerateConfig
 from sit_vit5.distributed import Processes, one_word
 from sit_vit5.errors import UserError
-from sit_vit5.files import file_hash, lock
+from sit_vit5.files import check_regular_file, file_hash, lock
 from sit_vit5.memory import memory_errors
 from sit_vit5.progress import progress_bar
 from sit_vit5.run_folder import ARCHIVE, SAMPLES, run_of, step_name
@@ -152,6 +152,7 @@ def _classes(options: GenerateConfig, class_names: tuple[str, ...]) -> list[int]
     """The labels to choose from, or those of a file, one per image."""
     if options.labels_file is None:
         return find_classes(options.classes, class_names)
+    check_regular_file(Path(options.labels_file), remedy="give another labels_file")
     try:
         lines = Path(options.labels_file).read_text(encoding="utf-8-sig").split("\n")
     except (OSError, UnicodeDecodeError) as error:

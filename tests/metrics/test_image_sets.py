@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 import tracemalloc
 import warnings
 import zipfile
@@ -239,6 +240,11 @@ WRONG = {
         "arrays holds no image .looked for .png, .*1 file passed over: 1 .npy",
     ),
     "begun": (lambda p: (p / "samples.partial").mkdir(parents=True), "not complete; run the comm"),
+    "pipe.npz": (os.mkfifo, "pipe.npz cannot be read: it is a pipe"),
+    "lfs.npz": (
+        lambda p: p.write_bytes(b"version https://git-lfs.github.com/spec/v1\n"),
+        "lfs.npz cannot be read: it is a pointer of Git LFS",
+    ),
     "run": (
         in_folder("checkpoints/", "config.yaml", "samples/grid.png"),
         "run is a run folder, no set of images; make samples by sample/generate.py --checkpoint",
