@@ -35,5 +35,7 @@ lint: $(VENV)/installed
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 
+# What make and pip built. Runs stay, and so does an environment that make did not install.
 clean:
-	rm -rf $(VENV) runs build *.egg-info
+	if [ -e $(VENV)/installed ]; then rm -rf $(VENV); fi
+	rm -rf build *.egg-info

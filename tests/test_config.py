@@ -97,6 +97,7 @@ def test_dumped_configuration_reads_back_equal(tmp_path):
         ("- a\n- b\n", "expected options"),
         ("a: [1\n", "not a YAML file"),
         ("model: ViT5-M\n", "unknown model 'ViT5-M'; nearest: ViT5-"),
+        ("model: ViT5-S/14\n", "a patch is a power of two up to 1024, such as ViT5-S/2, or any"),
         ("steps: 0\n", "steps 0 must be at least 1"),
         ("ema:\n  decays: [{a: 1}]\n", "ema.decays must be a value or a list of values"),
         ("help: 1\n", "unknown option help"),
@@ -173,6 +174,7 @@ def test_faulty_yaml_is_refused_in_one_line_with_the_file_name(tmp_path, text, m
         (["--zzz"], "nearest: none, see --help"),
         (["--checkpoint.keep", "-1"], "checkpoint.keep -1 must be at least 0"),
         (["--backbone.heads", "5"], "not divisible"),
+        (["--preview.columns", "1000", "--preview.classes", "11"], "at most 10,000 images"),
         (["--backbone.recipe.registers", "3"], "square"),
         (["--backbone.recipe.registers", "0"], "--backbone.recipe.register-theta None"),
         (["--steps", "4.5"], "steps 4.5 is not a whole number"),
@@ -422,5 +424,7 @@ def test_model_names_cover_recipes_sizes_and_patches():
     names = presets.model_names()
     assert {"ViT5-XL/2", "SiT-B/4", "ViT5-S/8", "SiT-L/1"} <= set(names)
     assert presets.backbone("ViT5-XL") == presets.backbone("ViT5-XL/2")
+    assert presets.backbone("ViT5-B/32").patch_size == 32  # any power of two, listed or not
+    assert presets.model_name(presets.backbone("SiT-S/64")) == "SiT-S/64"
     xl = presets.backbone("SiT-XL/2")
     assert (xl.width, xl.depth, xl.heads) == (1152, 28, 16)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 import shlex
+import shutil
+import subprocess
 
 import pytest
 from helpers import ROOT
@@ -97,3 +99,17 @@ def test_the_demo_and_test_commands_are_make_targets():
     makefile = (ROOT / "Makefile").read_text()
     for target in re.findall(r"^    make (\w+)$", README, re.MULTILINE):
         assert re.search(rf"^{target}:", makefile, re.MULTILINE)
+
+
+@pytest.mark.skipif(shutil.which("make") is None, reason="needs make")
+def test_make_clean_removes_what_make_built_and_nothing_else(tmp_path):
+    shutil.copy(ROOT / "Makefile", tmp_path)
+    kept = ["runs/digits/latest", "mine/bin/python", "data/a.png"]
+    built = [".venv/installed", "build/lib/a.py", "sit_vit5.egg-info/PKG-INFO"]
+    for name in kept + built:
+        (tmp_path / name).parent.mkdir(parents=True)
+        (tmp_path / name).touch()
+    for variables in ([], ["VENV=mine"]):  # an environment that make did not install
+        subprocess.run(["make", "clean", *variables], cwd=tmp_path, check=True, capture_output=True)
+    assert all((tmp_path / name).exists() for name in kept)
+    assert not any((tmp_path / name).parent.exists() for name in built)

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from annotated_types import Ge, Le
 
-from sit_vit5.fields import BatchSize, FilePath, GuidanceScale, Interval, SolverSteps
+from sit_vit5.fields import BatchSize, FilePath, GuidanceScale, Interval
 
 
 @dataclass(frozen=True)
@@ -22,7 +22,7 @@ class PreviewConfig:
     """Number of classes shown, from the first."""
     method: Literal["euler", "midpoint", "heun", "heun3", "rk4", "ab2"] = "heun"
     """Sampler of the grids."""
-    steps: SolverSteps = 25
+    steps: Annotated[int, Ge(1), Le(10_000)] = 25
     """Sampler steps."""
     guidance_scale: GuidanceScale | None = None
     """Classifier-free guidance of the grids; 1 is off; None: 2, or 1 without a null label."""
@@ -51,7 +51,7 @@ class EvaluationConfig:
     """raw, ema (the slowest average), ema_DECAY or ema_width_WIDTH."""
     method: Literal["euler", "midpoint", "heun", "heun3", "rk4", "ab2"] = "heun"
     """Sampler."""
-    steps: SolverSteps = 25
+    steps: Annotated[int, Ge(1), Le(10_000)] = 25
     """Sampler steps."""
     guidance_scale: GuidanceScale = 1.0
     """Classifier-free guidance; 1 is off."""
