@@ -1,38 +1,7 @@
 """Trains a flow-matching model: `python train_sit.py --config configs/digits.yaml`."""
 
-from sit_vit5.cli import parse_train, run
-
-
-def main(argv: list[str]) -> int:
-    """Parse, build, run. The heavy imports wait until the options are known to be good."""
-    config, checkpoint = parse_train(argv)
-
-    from sit_vit5.checkpoint import open_checkpoint
-    from sit_vit5.data import build_source
-    from sit_vit5.distributed import join_processes
-    from sit_vit5.sampling.preview import GridPreview, preview_codec
-    from sit_vit5.training.run import open_codec
-    from sit_vit5.training.trainer import Trainer
-
-    source = build_source(config.data)
-    codec = open_codec(config.codec, source)
-    decoder = preview_codec(config, codec)
-    evaluation = None
-    if config.evaluation.every:
-        from sit_vit5.online_evaluation import OnlineEvaluation
-
-        processes = join_processes(minutes=config.watchdog.patience)
-        evaluation = OnlineEvaluation(config, source, codec, processes)
-    trainer = Trainer(
-        config,
-        source,
-        codec,
-        preview=decoder and GridPreview(config, decoder, source.class_names),
-        evaluation=evaluation,
-        resume=open_checkpoint(checkpoint) if checkpoint else None,
-    )
-    return trainer.run()
-
+from sit_vit5.commands.train import main
+from sit_vit5.config.parse import run
 
 if __name__ == "__main__":
     run(main)

@@ -23,16 +23,15 @@ from PIL import Image
 from torch.utils.data import DataLoader
 from torchvision.datasets import ImageFolder as TorchvisionFolder
 
-from sit_vit5 import presets
-from sit_vit5.codecs.recorded import RecordedCodec
+from sit_vit5.codecs.cached import RecordedCodec
+from sit_vit5.config import presets
 from sit_vit5.data.cache_writer import Layout, ShardWriter, write_index
-from sit_vit5.data.folder import ImageFolder
-from sit_vit5.data.images import center_crop
 from sit_vit5.data.latent_cache import LatentCache
-from sit_vit5.data.loader import Batch, StepLoader
-from sit_vit5.data.visits import visits
-from sit_vit5.distributed import BatchPlan
+from sit_vit5.data.loader import Batch, StepLoader, visits
+from sit_vit5.data.sources import ImageFolder
+from sit_vit5.data.transforms import center_crop
 from sit_vit5.models.denoiser import Denoiser
+from sit_vit5.utils.distributed import BatchPlan
 
 BATCH = 256
 CODEC = RecordedCodec("sd-vae-ema", {"name": "random", "scale": 0.18215}, True, {})

@@ -17,14 +17,13 @@ from timing import matmul_peak, medians
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from sit_vit5 import presets
-from sit_vit5.config import EmaConfig, OptimizerConfig
+from sit_vit5.config import EmaConfig, OptimizerConfig, presets
 from sit_vit5.models.classifier import ViT5Classifier
 from sit_vit5.models.denoiser import Denoiser
 from sit_vit5.models.fused import fused_kernels
-from sit_vit5.precision import autocast
 from sit_vit5.training.ema import Ema
 from sit_vit5.training.optimizer import build_optimizers
+from sit_vit5.utils.precision import autocast
 
 Run = Callable[[], object]
 

@@ -14,13 +14,12 @@ import torch
 from timing import medians
 from torch import nn
 
-from sit_vit5 import presets
 from sit_vit5.codecs import build_codec
-from sit_vit5.config import SdeConfig
+from sit_vit5.config import SdeConfig, presets
 from sit_vit5.flow.predictions import Flow
 from sit_vit5.models.denoiser import Denoiser
+from sit_vit5.sampling.field import Guidance
 from sit_vit5.sampling.generator import Generator, Settings
-from sit_vit5.sampling.guidance import Guidance
 
 
 def main() -> None:

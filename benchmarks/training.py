@@ -20,8 +20,8 @@ from data import CODEC, write_cache
 from plain_sit import plain_step
 from timing import matmul_peak, medians, synchronize
 
-from sit_vit5.cli import parse_train
-from sit_vit5.models.cost import denoiser_cost
+from sit_vit5.analysis.cost import denoiser_cost
+from sit_vit5.config.parse import parse_train
 from sit_vit5.training.trainer import Trainer
 
 

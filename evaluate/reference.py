@@ -1,45 +1,7 @@
 """References: `python evaluate/reference.py make DATA --out REF.npz`, `... inspect FILE`."""
 
-from sit_vit5.cli import parse, run
-from sit_vit5.config import REFERENCE_COMMANDS, InspectReferenceConfig, MakeReferenceConfig
-from sit_vit5.errors import UserError
-
-USAGE = "usage: evaluate/reference.py make DATA --out REF.npz, or inspect FILE"
-
-
-def main(argv: list[str]) -> int:
-    """Parse, make or inspect; 1 for a file whose statistics are damaged."""
-    if argv[:1] in (["-h"], ["--help"]):
-        print(f"{USAGE}; each has its own --help")
-        return 0
-    if not argv or argv[0] not in REFERENCE_COMMANDS:
-        raise UserError(f"expected make or inspect first; {USAGE}")
-    options = parse(REFERENCE_COMMANDS[argv[0]], argv[1:])
-    return make(options) if isinstance(options, MakeReferenceConfig) else inspect_file(options)
-
-
-def make(options: MakeReferenceConfig) -> int:
-    """Makes a reference; the last line is its path."""
-    from sit_vit5.distributed import join_processes
-    from sit_vit5.evaluation.inspect_reference import describe_file
-    from sit_vit5.evaluation.make_reference import make_reference
-    from sit_vit5.metrics.reference_file import read_reference
-
-    processes = join_processes()
-    path = make_reference(options, processes)
-    if processes.is_main:
-        print(*describe_file(read_reference(path)), path, sep="\n")
-    return 0
-
-
-def inspect_file(options: InspectReferenceConfig) -> int:
-    """Prints what is in a file."""
-    from sit_vit5.evaluation.inspect_reference import inspect
-
-    text, sound = inspect(options.file)
-    print(text)
-    return 0 if sound else 1
-
+from sit_vit5.commands.reference import main
+from sit_vit5.config.parse import run
 
 if __name__ == "__main__":
     run(main)

@@ -1,47 +1,7 @@
 """Draws images between seeds: `python sample/interpolate.py --checkpoint RUN --seeds 0 1`."""
 
-from sit_vit5.cli import parse, run
-from sit_vit5.config import InterpolateConfig
-
-
-def main(argv: list[str]) -> None:
-    """Parse, load, interpolate, draw, save; the last line is the picture's path."""
-    options = parse(InterpolateConfig, argv)
-
-    from sit_vit5.distributed import join_processes
-    from sit_vit5.files import save_image
-    from sit_vit5.sampling import interpolation, pictures
-    from sit_vit5.sampling.generator import find_classes
-    from sit_vit5.sampling.load import load
-
-    processes = join_processes()
-    loaded = load(options, processes.device, default_scale=2.0)
-    out = pictures.picture_path(options.out, loaded, name="interpolation")
-    labels, names = pictures.rows(options.classes, loaded.class_names)
-    to_label = None
-    if options.to_class is not None:
-        (to_label,) = find_classes([options.to_class], loaded.class_names)
-        names = [f"{name} to {loaded.class_names[to_label]}" for name in names]
-    positions = interpolation.position_names(options.seeds, options.frames)
-    pictures.check_drawing(len(positions) * len(labels), loaded, use="lower frames")
-    images = interpolation.interpolate(
-        loaded.generator,
-        labels,
-        to_label=to_label,
-        seeds=options.seeds,
-        frames=options.frames,
-        batch_size=options.batch_size,
-        progress=True,
-    )
-    shown = images, names, positions, pictures.title(loaded, options.weights)
-    if not processes.is_main:
-        return
-    if pictures.moves(out):
-        pictures.save_animation(out, interpolation.draw_interpolation_frames(*shown))
-    else:
-        save_image(out, interpolation.draw_interpolation_strip(*shown))
-    print(out)
-
+from sit_vit5.commands.interpolate import main
+from sit_vit5.config.parse import run
 
 if __name__ == "__main__":
     run(main)

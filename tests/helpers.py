@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 from html.parser import HTMLParser
+from importlib import import_module
 from pathlib import Path
 
 import numpy as np
@@ -16,10 +17,10 @@ from PIL import Image
 from safetensors.torch import load_file
 from torch import Tensor
 
-from sit_vit5.checkpoint import open_checkpoint
+from sit_vit5.config.presets import RECIPES, Backbone
 from sit_vit5.flow.interpolants import INTERPOLANTS, Coefficients
+from sit_vit5.models.checkpoint import open_checkpoint
 from sit_vit5.models.denoiser import Denoiser
-from sit_vit5.presets import RECIPES, Backbone
 
 ROOT = Path(__file__).parents[1]
 
@@ -28,12 +29,12 @@ TINY = ("--config", "tests/tiny.yaml")
 
 
 def command_line(script: str, *arguments: object, processes: int = 1) -> list[str]:
-    """The command that runs a script or module on one process, or on several under torchrun."""
+    """The line that runs a script, or a command by name; under torchrun on several processes."""
     launcher = [sys.executable]
     if processes > 1:
         launcher += ["-m", "torch.distributed.run", "--nproc-per-node", str(processes)]
         launcher += ["--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0"]
-    module = ["-m"] if script.startswith("sit_vit5.") else []
+    module = [] if script.endswith(".py") else ["-m", "sit_vit5"]
     return [*launcher, *module, script, *map(str, arguments)]
 
 
@@ -43,8 +44,12 @@ def command_environment() -> dict[str, str]:
 
 
 def run_here(script: str, *arguments: object) -> None:
-    """A script's main in this process: where the start of another would cost more than its work."""
-    runpy.run_path(str(ROOT / script))["main"]([*map(str, arguments)])
+    """A script or command in this process: where starting another costs more than its work."""
+    if script.endswith(".py"):
+        main = runpy.run_path(str(ROOT / script))["main"]
+    else:
+        main = import_module(f"sit_vit5.commands.{script.replace('-', '_')}").main
+    main([*map(str, arguments)])
 
 
 def final_tensors(run: Path) -> dict[str, Tensor]:

@@ -11,9 +11,7 @@ import torch
 from helpers import ROOT
 from PIL import Image
 
-from sit_vit5 import presets
-from sit_vit5.errors import UserError
-from sit_vit5.evaluation.attention_maps import (
+from sit_vit5.analysis.attention import (
     Tokens,
     attention_weights,
     branch_gates,
@@ -22,13 +20,14 @@ from sit_vit5.evaluation.attention_maps import (
     patch_maps,
     suppressed_share,
 )
-from sit_vit5.models.classifier import ViT5Classifier
-from sit_vit5.models.classifier_folder import save_classifier
+from sit_vit5.config import presets
+from sit_vit5.config.presets import Backbone
+from sit_vit5.config.recipes import VIT5
+from sit_vit5.models.classifier import ViT5Classifier, save_classifier
 from sit_vit5.models.denoiser import Denoiser
 from sit_vit5.models.layers import Attention, PatchEmbed
 from sit_vit5.models.rope import rotary_table, rotate
-from sit_vit5.presets import Backbone
-from sit_vit5.recipes import VIT5
+from sit_vit5.utils.errors import UserError
 
 GOLDEN = Path(__file__).parent / "golden"
 

@@ -11,12 +11,12 @@ import pytest
 import torch
 from helpers import golden_weights, run_here
 
-from sit_vit5.calibration import SAMPLERS, Values, calibrate, judge
 from sit_vit5.config import CalibrateConfig, CodecConfig
-from sit_vit5.distributed import alone
-from sit_vit5.errors import UserError
-from sit_vit5.published import published
+from sit_vit5.evaluation.calibration import SAMPLERS, Values, calibrate, judge
+from sit_vit5.report.published import published
 from sit_vit5.sampling.generator import Generator
+from sit_vit5.utils.distributed import alone
+from sit_vit5.utils.errors import UserError
 
 
 def official_sit(path: Path) -> Path:
@@ -94,7 +94,7 @@ def test_a_finished_calibration_only_reads(whole, inputs, monkeypatch, capsys):
     def called(*_: object, **__: object) -> None:
         raise AssertionError("made again")
 
-    monkeypatch.setattr("sit_vit5.calibration.evaluate", called)
+    monkeypatch.setattr("sit_vit5.evaluation.calibration.evaluate", called)
     monkeypatch.setattr(Generator, "__call__", called)
     calibrate(replace(inputs, out=str(whole)), alone())
     shown = capsys.readouterr().out

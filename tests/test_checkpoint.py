@@ -12,12 +12,12 @@ import torch
 from helpers import TINY
 from safetensors.torch import load_file, save_file
 
-from sit_vit5 import checkpoint as module
-from sit_vit5.checkpoint import State, open_checkpoint, save_checkpoint
-from sit_vit5.cli import parse_train
 from sit_vit5.config import CheckpointConfig, TrainConfig
-from sit_vit5.errors import UserError
+from sit_vit5.config.parse import parse_train
+from sit_vit5.models import checkpoint as module
+from sit_vit5.models.checkpoint import State, open_checkpoint, save_checkpoint
 from sit_vit5.models.denoiser import Denoiser
+from sit_vit5.utils.errors import UserError
 
 
 @pytest.fixture
@@ -102,7 +102,7 @@ def test_a_failed_save_leaves_the_previous_checkpoint(tmp_path, config, monkeypa
 
     monkeypatch.setattr(module, "write_tensors", failing_write_tensors)
     monkeypatch.setattr(module, "write_text", failing_write_text)
-    monkeypatch.setattr("sit_vit5.files.write_text", failing_write_text)
+    monkeypatch.setattr("sit_vit5.utils.files.write_text", failing_write_text)
     with pytest.raises(UserError, match=r"cannot save the checkpoint of step 2: .*--resume") as e:
         save(tmp_path, config, 2)
     assert "\n" not in str(e.value)

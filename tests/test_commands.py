@@ -23,22 +23,22 @@ from helpers import (
 )
 from PIL import Image
 
-from sit_vit5.checkpoint import open_checkpoint
-from sit_vit5.errors import UserError
+from sit_vit5.models.checkpoint import open_checkpoint
+from sit_vit5.utils.errors import UserError
 
 SCRIPTS = (
     "train_sit.py",
     "sample/grid.py",
     "sample/generate.py",
-    "sample/path.py",
+    "sample/trajectory.py",
     "sample/interpolate.py",
     "evaluate/metrics.py",
     "evaluate/attention.py",
     "evaluate/sweep.py",
     "evaluate/likelihood.py",
     "evaluate/reconstruction.py",
-    "sit_vit5/posthoc_ema.py",
-    "sit_vit5/data/encode.py",
+    "posthoc-ema",
+    "encode",
 )
 
 
@@ -59,11 +59,14 @@ def trained(tmp_path_factory) -> Path:
 
 @pytest.mark.parametrize("script", SCRIPTS)
 def test_help_lists_every_option_and_imports_no_torch(script):
+    argv, start = [script, "--help"], f"runpy.run_path({script!r}"
+    if not script.endswith(".py"):
+        argv, start = ["sit_vit5", *argv], "runpy.run_module('sit_vit5'"
     code = (
         "import runpy, sys\n"
-        f"sys.argv = [{script!r}, '--help']\n"
+        f"sys.argv = {argv!r}\n"
         "try:\n"
-        f"    runpy.run_path({script!r}, run_name='__main__')\n"
+        f"    {start}, run_name='__main__')\n"
         "except SystemExit as stop:\n"
         "    assert not stop.code\n"
         "assert 'torch' not in sys.modules\n"
@@ -76,15 +79,15 @@ def test_help_lists_every_option_and_imports_no_torch(script):
         "train_sit.py": ["--resume", "--backbone.recipe.layer-scale", "--optimizer.lr FLOAT"],
         "sample/grid.py": ["--checkpoint", "--columns"],
         "sample/generate.py": ["--num-samples", "--labels {random,balanced}"],
-        "sample/path.py": ["--checkpoint", "--frames {None}|INT", "--sde.last-step"],
+        "sample/trajectory.py": ["--checkpoint", "--frames {None}|INT", "--sde.last-step"],
         "sample/interpolate.py": ["--seeds", "--to-class"],
         "evaluate/metrics.py": ["--reference", "--inception-weights"],
         "evaluate/attention.py": ["--checkpoint", "--interpolation {nearest,bilinear}"],
         "evaluate/sweep.py": ["--scales", "--intervals", "--agreement"],
         "evaluate/likelihood.py": ["--data", "--probes", "--dequantize"],
         "evaluate/reconstruction.py": ["--data", "--posterior {mode,sample}", "--codec.name"],
-        "sit_vit5/posthoc_ema.py": ["--run", "--width FLOAT", "--step {None}|INT"],
-        "sit_vit5/data/encode.py": ["--out", "--dtype {float32,float16}", "--codec.path"],
+        "posthoc-ema": ["--run", "--width FLOAT", "--step {None}|INT"],
+        "encode": ["--out", "--dtype {float32,float16}", "--codec.path"],
     }[script]
     assert all(option in shown.stdout for option in expected)
 
@@ -272,7 +275,7 @@ def test_an_unconditional_run_trains_samples_and_is_evaluated(tmp_path):
     run_here("evaluate/metrics.py", tmp_path / "s" / "samples.npz", "--reference", "digits",
             "--features", "pixels")  # fmt: skip
     assert json.loads((tmp_path / "s" / "samples.json").read_text())["labels"] == [0, 0, 0]
-    run_here("sample/path.py", "--checkpoint", run, "--steps", 2, "--frames", 3)
+    run_here("sample/trajectory.py", "--checkpoint", run, "--steps", 2, "--frames", 3)
     run_here("sample/interpolate.py", "--checkpoint", run, "--steps", 1)
     assert (run / "samples" / "interpolation_step_0000002.png").is_file()
     with pytest.raises(UserError, match="unconditional"):
@@ -306,9 +309,9 @@ BAD_COMMANDS = {
     "config not a file": (["train_sit.py", "--config", "configs/digits.yaml/x"], "does not exist"),
     "output is a file": (["train_sit.py", *TINY, "--output-dir", "README.md"], "README.md"),
     "picture kind": (["sample/grid.py", "--checkpoint", "x", "--out", "x.foo"], "end in .png"),
-    "kind of path": (["sample/path.py", "--checkpoint", "x", "--out", "x.mp4"],
+    "kind of path": (["sample/trajectory.py", "--checkpoint", "x", "--out", "x.mp4"],
                      "out x.mp4 must end in .png, .gif or .webp"),
-    "one frame": (["sample/path.py", "--checkpoint", "x", "--frames", "1"],
+    "one frame": (["sample/trajectory.py", "--checkpoint", "x", "--frames", "1"],
                   "frames 1 must be at least 2"),
     "one seed": (["sample/interpolate.py", "--checkpoint", "x", "--seeds", "3"],
                  "seeds 3 must be two or more, such as 0 1"),
@@ -343,15 +346,17 @@ def test_a_class_outside_the_range_is_named(command, trained):
 
 
 def test_path_draws_a_strip_and_an_animation(command, trained, tmp_path, capsys):
-    shown = command("sample/path.py", "--checkpoint", trained, "--steps", 9, "--classes", 3, 7)
+    shown = command(
+        "sample/trajectory.py", "--checkpoint", trained, "--steps", 9, "--classes", 3, 7
+    )
     strip = Path(shown.stdout.splitlines()[-1])
     assert strip == trained / "samples" / "path_step_0000006.png"
     width, height = Image.open(strip).size
     assert 10 * 64 < width < 10 * 64 + 300 and 4 * 64 < height < 4 * 64 + 120
     out = tmp_path / "deep" / "path.gif"
     run_here(
-        "sample/path.py", "--checkpoint", trained, "--method", "stochastic_heun", "--steps", 7,
-        "--images", 3, "--frames", 8, "--out", out,
+        "sample/trajectory.py", "--checkpoint", trained, "--method", "stochastic_heun",
+        "--steps", 7, "--images", 3, "--frames", 8, "--out", out,
     )  # fmt: skip
     assert capsys.readouterr().out.splitlines()[-1] == str(out)
     with Image.open(out) as animation:
@@ -400,7 +405,7 @@ def test_path_refuses_more_than_the_sampler_or_a_batch_can_show(trained):
         (["--classes", "x"], "class 'x' is no class name"),
     ):
         with pytest.raises(UserError) as error:
-            run_here("sample/path.py", "--checkpoint", trained, *argv)
+            run_here("sample/trajectory.py", "--checkpoint", trained, *argv)
         assert message in str(error.value) and "\n" not in str(error.value)
 
 

@@ -14,15 +14,7 @@ import pytest
 from annotated_types import Ge, Gt, Le, Lt
 
 import sit_vit5.config
-from sit_vit5 import presets, recipes
-from sit_vit5.cli import (
-    TrainCommand,
-    dump_config,
-    load_config,
-    load_saved_config,
-    parse,
-    parse_train,
-)
+from sit_vit5.commands.models import ListConfig
 from sit_vit5.config import (
     ADAPTIVE_METHODS,
     SDE_METHODS,
@@ -33,20 +25,29 @@ from sit_vit5.config import (
     PreviewConfig,
     SdeConfig,
     TrainConfig,
+    presets,
+    recipes,
 )
-from sit_vit5.errors import UserError
-from sit_vit5.flags import options_of
+from sit_vit5.config.flags import options_of
+from sit_vit5.config.parse import (
+    TrainCommand,
+    dump_config,
+    load_config,
+    load_saved_config,
+    parse,
+    parse_train,
+)
+from sit_vit5.config.plan import PlanCommand
+from sit_vit5.config.recipes import Recipe
 from sit_vit5.flow.interpolants import INTERPOLANTS
 from sit_vit5.flow.loss import WEIGHTS
 from sit_vit5.flow.predictions import PREDICTIONS
 from sit_vit5.flow.times import TIMES
-from sit_vit5.models.__main__ import ListConfig
 from sit_vit5.models.layers import MLPS, TOKEN_NORMS
-from sit_vit5.plan.options import PlanCommand
-from sit_vit5.recipes import Recipe
-from sit_vit5.sampling.guidance import SCHEDULES
+from sit_vit5.sampling.field import SCHEDULES
 from sit_vit5.sampling.ode import SOLVERS
 from sit_vit5.sampling.sde import DIFFUSIONS, LAST_STEPS, SDE_SOLVERS
+from sit_vit5.utils.errors import UserError
 
 
 def yaml_file(folder: Path, text: str) -> str:

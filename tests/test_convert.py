@@ -12,11 +12,11 @@ from helpers import ROOT, golden_weights, run_here
 from PIL import Image
 from safetensors.torch import load_file, save_file
 
-from sit_vit5.checkpoint import open_checkpoint
-from sit_vit5.convert import main
-from sit_vit5.errors import UserError
+from sit_vit5.commands.convert import main
 from sit_vit5.flow.interpolants import INTERPOLANTS
-from sit_vit5.models.classifier_folder import load_classifier
+from sit_vit5.models.checkpoint import open_checkpoint
+from sit_vit5.models.classifier import load_classifier
+from sit_vit5.utils.errors import UserError
 
 
 @pytest.fixture
@@ -31,7 +31,7 @@ def sit(tmp_path) -> Path:
 def test_an_imported_sit_samples_and_evaluates_like_ours(tmp_path, sit, tiny_vae, command, capsys):
     folder = tmp_path / "sit"
     codec = ("--codec.path", tiny_vae)
-    said = command("-m", "sit_vit5.convert", sit, "--to", folder, "--heads", 4, *codec)
+    said = command("-m", "sit_vit5", "convert", sit, "--to", folder, "--heads", 4, *codec)
     assert said.stdout.splitlines()[-1] == str(folder)
     picture = tmp_path / "grid.png"
     drawn = ("--columns", 2, "--steps", 2, "--out", picture)

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.distributed import DistNetworkError, DistStoreError
 
-from sit_vit5.distributed import (
+from sit_vit5.utils.distributed import (
     BatchPlan,
     Processes,
     Words,
@@ -17,7 +17,7 @@ from sit_vit5.distributed import (
     join_processes,
     launch_rank,
 )
-from sit_vit5.errors import UserError
+from sit_vit5.utils.errors import UserError
 
 
 @pytest.mark.parametrize(("processes", "accumulation"), [(1, 1), (2, 1), (1, 4), (2, 3), (4, 2)])

@@ -11,16 +11,16 @@ import pytest
 from PIL import Image
 
 from sit_vit5.config import MetricsConfig
-from sit_vit5.data.digits import Digits
-from sit_vit5.errors import UserError
-from sit_vit5.evaluation.compared import choose_metrics, find_source
+from sit_vit5.data.array_sources import Digits
+from sit_vit5.evaluation.compare import choose_metrics, find_source
 from sit_vit5.evaluation.evaluate import evaluate
 from sit_vit5.evaluation.inputs import open_image_set
 from sit_vit5.evaluation.report import check_results, json_path, report
-from sit_vit5.files import file_hash, write_json
-from sit_vit5.metrics.frechet import frechet_distance
+from sit_vit5.metrics.fid import frechet_distance
 from sit_vit5.metrics.statistics import Statistics
-from sit_vit5.page import document
+from sit_vit5.report.html import document
+from sit_vit5.utils.errors import UserError
+from sit_vit5.utils.files import file_hash, write_json
 
 
 def digits_npz(folder: Path, split: str = "train", **manifest) -> Path:

@@ -12,9 +12,9 @@ import pytest
 from annotated_types import Ge
 from PIL import Image
 
-from sit_vit5.arrays import allocate_npy, find_npy, members, write_npz
-from sit_vit5.errors import UserError
-from sit_vit5.files import (
+from sit_vit5.utils.arrays import allocate_npy, find_npy, members, write_npz
+from sit_vit5.utils.errors import UserError
+from sit_vit5.utils.files import (
     check_output,
     lock,
     read_json,

@@ -13,18 +13,17 @@ from helpers import TINY, run_here
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from sit_vit5.checkpoint import open_checkpoint
+from sit_vit5.config.presets import Backbone
+from sit_vit5.config.recipes import VIT5
+from sit_vit5.interop.diffusers import ViT5SiT
 from sit_vit5.models.block import Gate
-from sit_vit5.models.classifier import ViT5Classifier
-from sit_vit5.models.classifier_folder import load_classifier, save_classifier
+from sit_vit5.models.checkpoint import open_checkpoint
+from sit_vit5.models.classifier import ViT5Classifier, load_classifier, save_classifier
 from sit_vit5.models.denoiser import Denoiser
-from sit_vit5.models.diffusers_model import ViT5SiT
 from sit_vit5.models.state_dict import fold_gammas
-from sit_vit5.presets import Backbone
-from sit_vit5.recipes import VIT5
 
 NONE = replace(VIT5, layer_scale="none")
-POSTHOC = "sit_vit5/posthoc_ema.py"
+POSTHOC = "posthoc-ema"
 
 
 def network(layer_scale: str) -> Denoiser:

@@ -16,9 +16,7 @@ from helpers import ROOT, TINY, Gauss, command_environment, command_line
 from torch import Tensor, nn
 
 from sit_vit5.codecs.identity import IdentityCodec
-from sit_vit5.errors import UserError
-from sit_vit5.flow.predictions import Flow
-from sit_vit5.likelihood import (
+from sit_vit5.evaluation.likelihood import (
     LEVELS_PER_UNIT,
     Draws,
     Summary,
@@ -27,8 +25,10 @@ from sit_vit5.likelihood import (
     image_log_likelihood,
     probe_signs,
 )
+from sit_vit5.flow.predictions import Flow
 from sit_vit5.sampling.generator import Generator, Settings
 from sit_vit5.sampling.likelihood import bits_per_dimension
+from sit_vit5.utils.errors import UserError
 
 CPU = torch.device("cpu")
 IMAGES = np.random.default_rng(0).integers(0, 256, (6, 3, 2, 1)).astype(np.uint8)
@@ -174,7 +174,7 @@ def test_the_command_prints_and_writes_the_likelihood(trained, tmp_path, capsys)
     bits = -found["nats_per_image"] / 64 / math.log(2) + math.log2(127.5)
     assert found["bits_per_dimension"] == pytest.approx(bits, rel=1e-6)
     assert (found["dimensions"], found["dequantize"], found["notes"]) == (64, "uniform", [])
-    from sit_vit5.data.digits import Digits
+    from sit_vit5.data.array_sources import Digits
 
     held_out = Digits("held-out")
     assert found["labels"] == held_out.labels[found["indices"]].tolist()
@@ -260,13 +260,13 @@ def test_data_of_other_classes_or_size_is_refused(trained, image_folder, tmp_pat
 
 
 def test_images_come_from_any_source_but_not_from_a_latent_cache(trained, tmp_path, monkeypatch):
-    from sit_vit5.data.digits import Digits
+    from sit_vit5.data.array_sources import Digits
 
     held_out = Digits("held-out")
     np.savez(tmp_path / "set.npz", images=held_out.images, labels=held_out.labels)
     found = measured(trained, tmp_path, data=tmp_path / "set.npz")
     assert found["nats"] == measured(trained, tmp_path)["nats"]
     cache = SimpleNamespace(kind="moments")
-    monkeypatch.setattr("sit_vit5.likelihood.build_source", lambda data: cache)
+    monkeypatch.setattr("sit_vit5.evaluation.likelihood.build_source", lambda data: cache)
     with pytest.raises(UserError, match="is a latent cache; give the images"):
         measured(trained, tmp_path, data=tmp_path / "cache")

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 import torch
 
-from sit_vit5 import memory
-from sit_vit5.errors import UserError, size_text
+from sit_vit5.config.presets import activation_bytes, backbone, weight_count
 from sit_vit5.models.denoiser import Denoiser
-from sit_vit5.presets import backbone
+from sit_vit5.utils import memory
+from sit_vit5.utils.errors import UserError, size_text
 
 
 @pytest.mark.parametrize(
@@ -49,10 +49,10 @@ def test_bounds_are_below_the_network_and_near_it(name):
     with torch.device("meta"):
         model = Denoiser(backbone(name), in_channels=4, input_size=(32, 32), num_classes=10)
     weights = sum(parameter.numel() for parameter in model.parameters())
-    assert 0.5 * weights < memory.weight_count(backbone(name)) < weights
+    assert 0.5 * weights < weight_count(backbone(name)) < weights
     side = 32 // backbone(name).patch_size
     hidden = side * side * 4 * backbone(name).width * 4
-    assert memory.activation_bytes(backbone(name), (32, 32)) == hidden
+    assert activation_bytes(backbone(name), (32, 32)) == hidden
 
 
 def test_failed_allocations_are_told_apart_from_other_errors():

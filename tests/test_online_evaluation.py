@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from helpers import ROOT, TINY, run_here
 
-from sit_vit5.errors import UserError
+from sit_vit5.utils.errors import UserError
 
 EVALUATED = {
     "reference": ["digits:held-out"], "features": ["pixels"], "every": [3], "num-samples": [70],
@@ -79,7 +79,7 @@ def test_a_failed_evaluation_is_said_and_the_run_goes_on(tmp_path, monkeypatch, 
     def broken(*_: object) -> None:
         raise MemoryError("out of memory")
 
-    monkeypatch.setattr("sit_vit5.online_evaluation.Generator.__call__", broken)
+    monkeypatch.setattr("sit_vit5.evaluation.online.Generator.__call__", broken)
     assert train(tmp_path) == 0
     assert "warning: no evaluation at step 3: out of memory" in capsys.readouterr().out
     assert not (tmp_path / "run" / "evaluations.jsonl").exists()
@@ -89,7 +89,7 @@ def test_metrics_that_fail_are_said_in_one_line_and_the_run_goes_on(tmp_path, mo
     def broken(*_: object) -> None:
         raise RuntimeError("no room\nfor a product")
 
-    monkeypatch.setattr("sit_vit5.online_evaluation.Accumulator.compute", broken)
+    monkeypatch.setattr("sit_vit5.evaluation.online.Accumulator.compute", broken)
     assert train(tmp_path) == 0
     said = capsys.readouterr().out.splitlines()
     assert "warning: no evaluation at step 6: no room for a product" in said
@@ -105,7 +105,7 @@ def test_a_signal_breaks_an_evaluation_off(tmp_path, monkeypatch, capsys):
         signal.raise_signal(signal.SIGTERM)
         return call(self, indices, labels)
 
-    monkeypatch.setattr("sit_vit5.online_evaluation.Generator.__call__", interrupted)
+    monkeypatch.setattr("sit_vit5.evaluation.online.Generator.__call__", interrupted)
     assert train(tmp_path) == 128 + signal.SIGTERM
     assert len(drawn) == 1  # of three batches
     said = capsys.readouterr().out

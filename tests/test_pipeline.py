@@ -22,9 +22,8 @@ from helpers import ROOT, command_environment
 from PIL import Image
 from safetensors.torch import load_file, save_file
 
-from sit_vit5 import export
-from sit_vit5.checkpoint import State, import_checkpoint, open_checkpoint
 from sit_vit5.codecs import build_codec
+from sit_vit5.commands import export as export_command
 from sit_vit5.config import (
     CodecConfig,
     EmaConfig,
@@ -35,15 +34,17 @@ from sit_vit5.config import (
     SdeConfig,
     TrainConfig,
 )
-from sit_vit5.distributed import alone
-from sit_vit5.errors import UserError
+from sit_vit5.config.presets import RECIPES, Backbone
+from sit_vit5.interop import export
+from sit_vit5.interop.diffusers import ViT5SiT
+from sit_vit5.interop.pipeline import SiTPipeline
+from sit_vit5.models.checkpoint import State, import_checkpoint, open_checkpoint
 from sit_vit5.models.denoiser import Denoiser
-from sit_vit5.models.diffusers_model import ViT5SiT
-from sit_vit5.pipeline import SiTPipeline
-from sit_vit5.presets import RECIPES, Backbone
 from sit_vit5.sampling.generate import generate
 from sit_vit5.sampling.grid import draw_grid
 from sit_vit5.sampling.load import load
+from sit_vit5.utils.distributed import alone
+from sit_vit5.utils.errors import UserError
 
 NAMES = ("cat, house cat", "dog", "crane, bird", "crane, machine")
 
@@ -98,10 +99,10 @@ def write_checkpoint(
 
 
 def exported(checkpoint: Path, *options: str) -> Path:
-    """The folder of `python -m sit_vit5.export`, made once."""
+    """The folder of `python -m sit_vit5 export`, made once."""
     target = checkpoint.with_name(checkpoint.name + "-diffusers")
     if not target.exists():
-        export.main(["--checkpoint", str(checkpoint), "--to", str(target), *options])
+        export_command.main(["--checkpoint", str(checkpoint), "--to", str(target), *options])
     return target
 
 
@@ -464,7 +465,7 @@ def test_the_exported_file_is_the_chosen_weights_alone(checkpoint, tmp_path):
     for weights, card in (("raw", "raw"), ("ema", "moving average, decay 0.99")):
         to = tmp_path / weights
         options = ["--weights", weights, "--license", "mit"]
-        export.main(["--checkpoint", str(checkpoint), "--to", str(to), *options])
+        export_command.main(["--checkpoint", str(checkpoint), "--to", str(to), *options])
         (file,) = (to / "transformer").glob("*.safetensors")
         assert file.name == "diffusion_pytorch_model.safetensors"
         stored, ours = load_file(file), open_checkpoint(checkpoint).weights(weights)
@@ -515,7 +516,9 @@ def test_the_cards_snippet_runs_and_diffusers_own_class_finds_the_pipeline(check
 
 def test_export_writes_all_or_nothing_and_refuses_in_one_line(checkpoint, tmp_path, monkeypatch):
     def main(*options: str) -> None:
-        export.main(["--checkpoint", str(checkpoint), "--to", str(tmp_path / "out"), *options])
+        export_command.main(
+            ["--checkpoint", str(checkpoint), "--to", str(tmp_path / "out"), *options]
+        )
 
     for options, message in (
         (["--weights", "ema_0.5"], r"weights 'ema_0.5' are not in"),
@@ -524,7 +527,7 @@ def test_export_writes_all_or_nothing_and_refuses_in_one_line(checkpoint, tmp_pa
         with pytest.raises(UserError, match=message):
             main(*options)
     with pytest.raises(UserError, match="exists; choose another folder"):
-        export.main(["--checkpoint", str(checkpoint), "--to", str(tmp_path)])
+        export_command.main(["--checkpoint", str(checkpoint), "--to", str(tmp_path)])
     monkeypatch.setattr(export, "FINDER_FILE", "x" * 300)
     with pytest.raises((UserError, OSError), match="File name too long"):
         main()
@@ -534,9 +537,9 @@ def test_export_writes_all_or_nothing_and_refuses_in_one_line(checkpoint, tmp_pa
 def test_exports_help_imports_no_torch():
     code = (
         "import runpy, sys\n"
-        "sys.argv = ['export', '--help']\n"
+        "sys.argv = ['sit_vit5', 'export', '--help']\n"
         "try:\n"
-        "    runpy.run_module('sit_vit5.export', run_name='__main__')\n"
+        "    runpy.run_module('sit_vit5', run_name='__main__')\n"
         "except SystemExit as stop:\n"
         "    assert not stop.code\n"
         "assert 'torch' not in sys.modules\n"

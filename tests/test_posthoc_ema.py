@@ -12,20 +12,20 @@ import torch
 from helpers import TINY, assert_equal, final_tensors, run_here
 from safetensors.torch import load_file, save_file
 
-from sit_vit5.checkpoint import open_checkpoint
-from sit_vit5.cli import parse_train
 from sit_vit5.codecs import build_codec
 from sit_vit5.config import EmaConfig, PosthocEmaConfig, TrainConfig
+from sit_vit5.config.parse import parse_train
 from sit_vit5.data import build_source
-from sit_vit5.disk import run_disk
-from sit_vit5.errors import UserError
-from sit_vit5.power_average import Profile
-from sit_vit5.snapshots import DTYPE, find_snapshots, write_snapshots
+from sit_vit5.models.checkpoint import open_checkpoint
 from sit_vit5.training.banner import banner
+from sit_vit5.training.disk import run_disk
+from sit_vit5.training.snapshots import DTYPE, find_snapshots, write_snapshots
 from sit_vit5.training.trainer import Trainer
+from sit_vit5.utils.errors import UserError
+from sit_vit5.utils.power_ema import Profile
 
 OPTIONS = ("--steps", 42, "--checkpoint.every", 10, "--ema.snapshot-every", 4)
-COMMAND = "sit_vit5/posthoc_ema.py"
+COMMAND = "posthoc-ema"
 
 
 @pytest.fixture(autouse=True)
@@ -129,7 +129,7 @@ def test_what_the_command_writes_is_sampled_like_any_checkpoint(run, tmp_path):
     run_here(COMMAND, "--run", run / "latest", "--width", 0.12, "--step", 40, "--to", made)
     run_here("sample/grid.py", "--checkpoint", made, "--steps", 1)
     assert (made / "samples" / "grid_step_0000040.png").is_file()
-    run_here("sit_vit5/export.py", "--checkpoint", made, "--to", tmp_path / "exported")
+    run_here("export", "--checkpoint", made, "--to", tmp_path / "exported")
     assert "moving average, width 0.12" in (tmp_path / "exported" / "README.md").read_text()
     with pytest.raises(UserError, match="weights 'raw' are not in .* which has ema_width_0.12"):
         run_here("sample/grid.py", "--checkpoint", made, "--weights", "raw")
@@ -255,7 +255,7 @@ def test_a_full_disk_is_one_line_that_says_how_to_go_on(tmp_path, monkeypatch):
         raise OSError("No space left on device")
 
     run = trainer(tmp_path, "--ema.widths", 0.1)
-    monkeypatch.setattr("sit_vit5.snapshots.write_tensors", full)
+    monkeypatch.setattr("sit_vit5.training.snapshots.write_tensors", full)
     with pytest.raises(UserError, match="cannot write the snapshot of step 4 .*--resume"):
         run.run()
     assert not find_snapshots(tmp_path / "tiny")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from sit_vit5.power_average import Profile, combine, decay_at, shape_of, width_of
+from sit_vit5.utils.power_ema import Profile, combine, decay_at, shape_of, width_of
 
 STEPS, STORED = 2000, (0.05, 0.1)
 

@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from sit_vit5.config import SamplerConfig
-from sit_vit5.errors import UserError
-from sit_vit5.precision import check_launcher, set_precision, set_tf32
 from sit_vit5.sampling.load import load
+from sit_vit5.utils.errors import UserError
+from sit_vit5.utils.precision import check_launcher, set_precision, set_tf32
 
 
 @pytest.fixture(autouse=True)

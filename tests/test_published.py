@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from sit_vit5.presets import backbone
-from sit_vit5.published import Expected, paper_name, published, rival
+from sit_vit5.config.presets import backbone
+from sit_vit5.report.published import Expected, paper_name, published, rival
 
 
 def test_every_curve_is_of_a_model_of_ours_and_falls():

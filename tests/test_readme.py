@@ -10,7 +10,7 @@ import subprocess
 import pytest
 from helpers import ROOT
 
-from sit_vit5.cli import parse, parse_over_train, parse_train
+from sit_vit5.commands.models import ListConfig
 from sit_vit5.config import (
     REFERENCE_COMMANDS,
     AttentionConfig,
@@ -24,13 +24,13 @@ from sit_vit5.config import (
     InterpolateConfig,
     LikelihoodConfig,
     MetricsConfig,
-    PathConfig,
     PosthocEmaConfig,
     ReconstructionConfig,
     SweepConfig,
+    TrajectoryConfig,
 )
-from sit_vit5.models.__main__ import ListConfig
-from sit_vit5.plan.options import PlanCommand
+from sit_vit5.config.parse import parse, parse_over_train, parse_train
+from sit_vit5.config.plan import PlanCommand
 
 README = (ROOT / "README.md").read_text()
 DOCS = "".join(file.read_text() for file in sorted((ROOT / "docs").glob("*.md")))
@@ -45,15 +45,15 @@ PARSERS = {
     "evaluate/sweep.py": lambda argv: parse(SweepConfig, argv),
     "evaluate/likelihood.py": lambda argv: parse(LikelihoodConfig, argv),
     "evaluate/attention.py": lambda argv: parse(AttentionConfig, argv),
-    "sample/path.py": lambda argv: parse(PathConfig, argv),
+    "sample/trajectory.py": lambda argv: parse(TrajectoryConfig, argv),
     "sample/interpolate.py": lambda argv: parse(InterpolateConfig, argv),
-    "sit_vit5.export": lambda argv: parse(ExportConfig, argv),
-    "sit_vit5.posthoc_ema": lambda argv: parse(PosthocEmaConfig, argv),
-    "sit_vit5.convert": lambda argv: parse(ConvertConfig, argv),
-    "sit_vit5.models": lambda argv: parse(ListConfig, argv),
-    "sit_vit5.data.encode": lambda argv: parse(EncodeConfig, argv),
-    "sit_vit5.data.inspect": lambda argv: parse(InspectConfig, argv),
-    "sit_vit5.plan": lambda argv: parse_over_train(PlanCommand, argv),
+    "export": lambda argv: parse(ExportConfig, argv),
+    "posthoc-ema": lambda argv: parse(PosthocEmaConfig, argv),
+    "convert": lambda argv: parse(ConvertConfig, argv),
+    "models": lambda argv: parse(ListConfig, argv),
+    "encode": lambda argv: parse(EncodeConfig, argv),
+    "inspect": lambda argv: parse(InspectConfig, argv),
+    "plan": lambda argv: parse_over_train(PlanCommand, argv),
 }
 
 

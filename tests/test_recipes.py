@@ -14,8 +14,8 @@ import yaml
 from helpers import ROOT, command_environment
 from test_readme import PARSERS, commands_in
 
-from sit_vit5 import presets
-from sit_vit5.cli import differences, load_config
+from sit_vit5.analysis.cost import denoiser_cost
+from sit_vit5.analysis.plan_report import duration
 from sit_vit5.config import (
     CheckpointConfig,
     CodecConfig,
@@ -25,13 +25,13 @@ from sit_vit5.config import (
     OptimizerConfig,
     PreviewConfig,
     TrainConfig,
+    presets,
 )
-from sit_vit5.distributed import check_plain_launcher
-from sit_vit5.models.cost import denoiser_cost
-from sit_vit5.plan.devices import DEVICES
-from sit_vit5.plan.report import duration
-from sit_vit5.published import paper_name, published, rival
+from sit_vit5.config.parse import differences, load_config
+from sit_vit5.config.plan import DEVICES
+from sit_vit5.report.published import paper_name, published, rival
 from sit_vit5.training.run import parallel
+from sit_vit5.utils.distributed import check_plain_launcher
 
 CONFIGS = sorted(ROOT.glob("configs/*.yaml"))
 IMAGENET = sorted(ROOT.glob("configs/imagenet256_*.yaml"))
@@ -126,8 +126,8 @@ def test_a_header_names_its_own_file_run_and_steps(path):
     assert set(re.findall(r"runs/([\w-]+)", text)) == {config.name}
     kinds = {script for script, _ in header_commands(path)}
     assert kinds >= {
-        "sit_vit5.data.encode", "train_sit.py", "sample/generate.py", "evaluate/metrics.py",
-        "sit_vit5.plan",
+        "encode", "train_sit.py", "sample/generate.py", "evaluate/metrics.py",
+        "plan",
     }  # fmt: skip
     assert "Not reproduced here" in text and "not run" in text
     millions = config.steps == 7_000_000

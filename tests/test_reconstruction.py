@@ -14,20 +14,13 @@ from PIL import Image
 
 from sit_vit5.codecs import build_codec
 from sit_vit5.config import CodecConfig, ReconstructionConfig
-from sit_vit5.data.images import center_crop
-from sit_vit5.distributed import Processes, alone
-from sit_vit5.errors import UserError
-from sit_vit5.metrics.frechet import frechet_distance
-from sit_vit5.metrics.similarity import (
-    Unavailable,
-    find_backbone,
-    load_backbone,
-    lpips,
-    psnr,
-    ssim,
-)
+from sit_vit5.data.transforms import center_crop
+from sit_vit5.evaluation.reconstruction import reconstruct, round_trip
+from sit_vit5.metrics.fid import frechet_distance
+from sit_vit5.metrics.similarity import Unavailable, find_backbone, load_backbone, lpips, psnr, ssim
 from sit_vit5.metrics.statistics import Statistics
-from sit_vit5.reconstruction import reconstruct, round_trip
+from sit_vit5.utils.distributed import Processes, alone
+from sit_vit5.utils.errors import UserError
 
 CPU = torch.device("cpu")
 ALONE = alone()
@@ -156,7 +149,7 @@ def test_processes_share_the_images_and_find_the_same(monkeypatch, image_folder,
             others.extend(values)
         return values + others if processes.rank == 0 else values
 
-    monkeypatch.setattr("sit_vit5.reconstruction.gather", gather)
+    monkeypatch.setattr("sit_vit5.evaluation.reconstruction.gather", gather)
     for rank in (1, 0):
         processes = Processes(rank, 2, CPU, lambda: None)
         result, _ = reconstruct(options(image_folder, tiny_vae, batch_size=5), processes)

@@ -9,16 +9,16 @@ from pathlib import Path
 import pytest
 from helpers import ROOT
 
-from sit_vit5.errors import UserError
+from sit_vit5.utils.errors import UserError
 
 TRAIN = ("train_sit.py", "--config", ROOT / "tests/tiny.yaml", "--output-dir", "new/runs")
 IMAGES = ("--data.source", "digits", "--data.image-size", 8, "--codec.name", "identity")
-ENCODE = ("sit_vit5.data.encode", *IMAGES, "--data.workers", 0, "--out", "new/cache")
-INSPECT = ("sit_vit5.data.inspect.__main__", *IMAGES, "--out", "new/i.png")
+ENCODE = ("encode", *IMAGES, "--data.workers", 0, "--out", "new/cache")
+INSPECT = ("inspect", *IMAGES, "--out", "new/i.png")
 SAMPLE = ("--checkpoint", "tiny", "--steps", 1)
 GENERATE = ("sample/generate.py", *SAMPLE, "--num-samples", 2, "--out", "new/samples")
 GRID = ("sample/grid.py", *SAMPLE, "--columns", 1, "--out", "new/g.png")
-PATH = ("sample/path.py", *SAMPLE, "--out", "new/p.png")
+PATH = ("sample/trajectory.py", *SAMPLE, "--out", "new/p.png")
 INTERPOLATE = ("sample/interpolate.py", *SAMPLE, "--out", "new/i.png")
 PIXELS = ("--features", "pixels")
 METRICS = ("evaluate/metrics.py", "digits:held-out", "--out", "new/metrics.json")
@@ -30,8 +30,8 @@ RECONSTRUCTION = (
     "--data",
 )  # fmt: skip
 ATTENTION = ("evaluate/attention.py", "--out", "new/a")
-EXPORT = ("sit_vit5.export", "--checkpoint", "tiny", "--to", "new/exported")
-POSTHOC = ("sit_vit5.posthoc_ema", "--run", "tiny", "--to", "new/averaged")
+EXPORT = ("export", "--checkpoint", "tiny", "--to", "new/exported")
+POSTHOC = ("posthoc-ema", "--run", "tiny", "--to", "new/averaged")
 
 REFUSED = {
     "a batch that does not divide": (*TRAIN, "--batch-size", 15, "--accumulation", 2),
@@ -94,7 +94,7 @@ REFUSED = {
     "attention in an absent classifier": (*ATTENTION, "--classifier", "absent"),
     "an export of unknown weights": (*EXPORT, "--weights", "ema_0.5"),
     "an average without snapshots": (*POSTHOC, "--width", 0.1),
-    "a conversion of an absent file": ("sit_vit5.convert", "absent.pt", "--to", "new/converted"),
+    "a conversion of an absent file": ("convert", "absent.pt", "--to", "new/converted"),
 }  # fmt: skip
 
 
@@ -122,7 +122,7 @@ def test_a_refused_command_changes_nothing(name, run, monkeypatch):
     if script.endswith(".py"):
         main = runpy.run_path(str(ROOT / script))["main"]
     else:
-        main = importlib.import_module(script).main
+        main = importlib.import_module(f"sit_vit5.commands.{script.replace('-', '_')}").main
     with pytest.raises((UserError, OSError)):
         main([*map(str, argv)])
     assert content(run) == before

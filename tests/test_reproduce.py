@@ -13,8 +13,9 @@ from helpers import ROOT
 from test_readme import PARSERS
 from test_recipes import IMAGENET, header, stem
 
-from sit_vit5.cli import TrainCommand, dump_config, load_config
-from sit_vit5.codecs.loading import AUTOENCODERS
+from sit_vit5.analysis.cost import denoiser_cost
+from sit_vit5.analysis.plan_report import duration
+from sit_vit5.codecs.autoencoder import AUTOENCODERS
 from sit_vit5.config import (
     CalibrateConfig,
     EncodeConfig,
@@ -23,12 +24,10 @@ from sit_vit5.config import (
     MetricsConfig,
     TrainConfig,
 )
-from sit_vit5.flags import options_of
-from sit_vit5.models.cost import denoiser_cost
-from sit_vit5.plan.devices import DEVICES
-from sit_vit5.plan.options import PlanCommand
-from sit_vit5.plan.report import duration
-from sit_vit5.published import paper_name, published, rival
+from sit_vit5.config.flags import options_of
+from sit_vit5.config.parse import TrainCommand, dump_config, load_config
+from sit_vit5.config.plan import DEVICES, PlanCommand
+from sit_vit5.report.published import paper_name, published, rival
 from sit_vit5.sampling.load import resolve
 
 PAGE = (ROOT / "docs/reproduce.md").read_text()
@@ -60,7 +59,7 @@ class Rehearsal:
         """Parses a command as its launcher and the command itself do, and checks its inputs."""
         script, argv = unlaunched(shlex.split(line))
         options = PARSERS[script](argv)
-        if script == "sit_vit5.data.encode":
+        if script == "encode":
             assert options.data.path in self.made
             self.made.add(options.out)
         elif script == "train_sit.py":
@@ -70,12 +69,12 @@ class Rehearsal:
         elif script == "evaluate/metrics.py":
             assert options.samples in self.made
             assert options.reference == CalibrateConfig().reference
-        elif script == "sit_vit5.data.inspect":
+        elif script == "inspect":
             assert options.data.path in self.made
         elif script == "evaluate/calibrate.py":
             assert options == CalibrateConfig(num_samples=options.num_samples, out=options.out)
         else:
-            assert script in ("sit_vit5.plan", "sit_vit5.convert")
+            assert script in ("plan", "convert")
 
     def train(self, config: TrainConfig, checkpoint: Path | None) -> None:
         """A run's folder with a checkpoint, as far as the command line reads it."""
@@ -108,15 +107,17 @@ class Rehearsal:
 def unlaunched(words: list[str]) -> tuple[str, list[str]]:
     """Script and arguments, as the launcher tells them apart."""
     if words[0] == "python":
-        start = 2 if words[1] == "-m" else 1
+        start = 3 if words[1] == "-m" else 1
+        assert start == 1 or words[2] == "sit_vit5"
         return words[start], words[start + 1 :]
     from accelerate.commands.launch import launch_command_parser
 
     assert words[:2] == ["accelerate", "launch"]
     launcher = launch_command_parser().parse_args(words[2:])
     assert Path(launcher.config_file).is_file()
-    assert bool(launcher.module) == launcher.training_script.startswith("sit_vit5.")
-    return launcher.training_script, launcher.training_script_args
+    words = [launcher.training_script, *launcher.training_script_args]
+    assert launcher.module == (words[0] == "sit_vit5")
+    return unlaunched(["python", "-m", *words] if launcher.module else ["python", *words])
 
 
 @pytest.fixture(autouse=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from sit_vit5 import rng
+from sit_vit5.utils import rng
 
 
 def test_normal_depends_on_the_key_and_on_nothing_else():

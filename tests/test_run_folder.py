@@ -6,10 +6,16 @@ from pathlib import Path
 
 import pytest
 
-from sit_vit5.checkpoint import prune_checkpoints
 from sit_vit5.config import CheckpointConfig
-from sit_vit5.errors import UserError
-from sit_vit5.run_folder import checkpoint_steps, find_checkpoint, has_latest, run_of, step_name
+from sit_vit5.models.checkpoint import prune_checkpoints
+from sit_vit5.utils.errors import UserError
+from sit_vit5.utils.run_folder import (
+    checkpoint_steps,
+    find_checkpoint,
+    has_latest,
+    run_of,
+    step_name,
+)
 
 
 def make(run: Path, *steps: int) -> None:

@@ -10,9 +10,9 @@ import sys
 import pytest
 from helpers import ROOT
 
-from sit_vit5.cli import run
-from sit_vit5.errors import PathError, UserError
-from sit_vit5.streams import SafeStream, guard_streams, printable
+from sit_vit5.config.parse import run
+from sit_vit5.utils.errors import PathError, UserError
+from sit_vit5.utils.streams import SafeStream, guard_streams, printable
 
 
 class Failing(io.StringIO):
@@ -121,7 +121,7 @@ def test_streams_are_guarded_once(streams):
 def test_files_do_not_take_the_descriptor_of_a_closed_stream(tmp_path):
     code = (
         "import os, sys\n"
-        "from sit_vit5.cli import run\n"
+        "from sit_vit5.config.parse import run\n"
         "def main(argv):\n"
         f"    with open({str(tmp_path / 'file')!r}, 'w') as file:\n"
         "        os.write(1, b'from a library')\n"

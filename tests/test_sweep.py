@@ -13,16 +13,26 @@ import torch
 from helpers import ROOT, TINY, command_environment, command_line
 from PIL import Image
 
-from sit_vit5.checkpoint import open_checkpoint
-from sit_vit5.cli import parse
 from sit_vit5.config import GenerateConfig, GuidanceConfig, MetricsConfig, SdeConfig, SweepConfig
-from sit_vit5.distributed import Processes
-from sit_vit5.errors import UserError
+from sit_vit5.config.parse import parse
 from sit_vit5.evaluation.evaluate import evaluate
-from sit_vit5.evaluation.sweep_report import Cell, Labels, Result, best_of, columns, csv_text, table
+from sit_vit5.evaluation.sweep import (
+    Cell,
+    Labels,
+    Result,
+    best_of,
+    columns,
+    command_flags,
+    csv_text,
+    sweep,
+    sweep_cells,
+    table,
+)
+from sit_vit5.models.checkpoint import open_checkpoint
 from sit_vit5.sampling.generate import generate
 from sit_vit5.sampling.generator import Generator
-from sit_vit5.sweep import command_flags, sweep, sweep_cells
+from sit_vit5.utils.distributed import Processes
+from sit_vit5.utils.errors import UserError
 
 ALONE = Processes(0, 1, torch.device("cpu"), lambda: None)
 

@@ -10,9 +10,9 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from sit_vit5.errors import UserError
-from sit_vit5.files import new_folder
-from sit_vit5.tensors import read_tensors, read_weights, write_tensors
+from sit_vit5.utils.errors import UserError
+from sit_vit5.utils.files import new_folder
+from sit_vit5.utils.tensors import read_tensors, read_weights, write_tensors
 
 LFS = b"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 334643276\n"
 

@@ -12,12 +12,11 @@ from typing import Protocol
 
 from torch import Tensor
 
-from sit_vit5.codecs.autoencoder import AutoencoderCodec
+from sit_vit5.codecs.autoencoder import AUTOENCODERS, AutoencoderCodec
+from sit_vit5.codecs.cached import RecordedCodec
 from sit_vit5.codecs.identity import IdentityCodec
-from sit_vit5.codecs.loading import AUTOENCODERS
-from sit_vit5.codecs.recorded import RecordedCodec
 from sit_vit5.config import CodecConfig
-from sit_vit5.errors import UserError, choose
+from sit_vit5.utils.errors import UserError, choose
 
 
 class Codec(Protocol):

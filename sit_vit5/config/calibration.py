@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from sit_vit5.config.fields import BatchSize, FilePath, NumImages, Seed, check_values
 from sit_vit5.config.training import CodecConfig
-from sit_vit5.fields import BatchSize, FilePath, NumImages, Seed, check_values
 
 
 @dataclass(frozen=True)

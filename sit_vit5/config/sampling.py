@@ -7,8 +7,7 @@ from typing import Annotated, Literal
 
 from annotated_types import Ge, Le, Lt
 
-from sit_vit5.errors import UserError
-from sit_vit5.fields import (
+from sit_vit5.config.fields import (
     BatchSize,
     EndDistance,
     FilePath,
@@ -20,6 +19,7 @@ from sit_vit5.fields import (
     Tolerance,
     check_values,
 )
+from sit_vit5.utils.errors import UserError
 
 # Methods that choose their steps, and methods that draw noise; all others have a fixed grid.
 ADAPTIVE_METHODS = ("dopri5", "dopri8", "bosh3", "adaptive_heun", "fehlberg2")
@@ -121,7 +121,7 @@ PICTURES = (".png", ".gif", ".webp")
 
 
 @dataclass(frozen=True)
-class PathConfig(SamplerConfig):
+class TrajectoryConfig(SamplerConfig):
     """Draw how noise becomes images: x_t and the data expected from it, at times from 0 to 1."""
 
     classes: tuple[str, ...] = ()

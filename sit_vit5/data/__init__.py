@@ -13,14 +13,12 @@ from typing import Protocol
 import numpy as np
 
 from sit_vit5.config import DataConfig
-from sit_vit5.data.digits import Digits
-from sit_vit5.data.folder import ImageFolder
+from sit_vit5.data.array_sources import Digits, Npz, open_fashion_mnist, open_idx
 from sit_vit5.data.huggingface import open_hugging_face
-from sit_vit5.data.idx import open_fashion_mnist, open_idx
 from sit_vit5.data.latent_cache import LatentCache, is_cache
-from sit_vit5.data.npz import Npz
+from sit_vit5.data.sources import ImageFolder
 from sit_vit5.data.webdataset import TarShards
-from sit_vit5.errors import UserError, choose
+from sit_vit5.utils.errors import UserError, choose
 
 
 class Source(Protocol):

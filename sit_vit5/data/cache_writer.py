@@ -27,8 +27,8 @@ from sit_vit5.data.latent_cache import (
     shard_name,
     versions,
 )
-from sit_vit5.errors import UserError
-from sit_vit5.files import check_plain, file_hash, read_json, replacing, sync, write_json
+from sit_vit5.utils.errors import UserError
+from sit_vit5.utils.files import check_plain, file_hash, read_json, replacing, sync, write_json
 
 # What encoding writes beside encoding.json, as patterns.
 BAD_IMAGES = "bad_images.txt"

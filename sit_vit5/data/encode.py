@@ -1,4 +1,4 @@
-"""Encodes a data set once: `accelerate launch -m sit_vit5.data.encode --data.path DATA --out DIR`.
+"""Encodes a data set once: `accelerate launch -m sit_vit5 encode --data.path DATA --out DIR`.
 
 Training then reads moments from disk (`--data.path DIR`) and needs no autoencoder. Every image is
 encoded as it is and mirrored, since a mirrored latent is not the latent of the mirrored image.
@@ -11,10 +11,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sit_vit5.cli import parse, run
 from sit_vit5.config import EncodeConfig
-from sit_vit5.errors import UserError, nearest_multiples, size_text
-from sit_vit5.files import check_apart
+from sit_vit5.utils.errors import UserError, nearest_multiples, size_text
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -24,8 +22,9 @@ if TYPE_CHECKING:
     from sit_vit5.codecs import Codec
     from sit_vit5.data import Source
     from sit_vit5.data.cache_writer import Layout, ShardWriter
-    from sit_vit5.data.visits import Visit
-    from sit_vit5.distributed import Processes
+    from sit_vit5.data.loader import Visit
+    from sit_vit5.utils.distributed import Processes
+
 
 NAMED = 3  # images in a message
 
@@ -46,7 +45,7 @@ class Job:
 
     def settings(self) -> dict:
         """What decides the moments: a cache begun with others is refused. Kept in the index."""
-        from sit_vit5.codecs.recorded import RecordedCodec
+        from sit_vit5.codecs.cached import RecordedCodec
         from sit_vit5.data.latent_cache import ImageOptions
 
         recorded = RecordedCodec.of(self.codec, self.options.codec.name).record()
@@ -79,25 +78,6 @@ def _absolute(path: str | None) -> str | None:
     return str(Path(path).absolute()) if path is not None and Path(path).exists() else path
 
 
-def main(argv: list[str]) -> None:
-    """Parse, build, encode; the last line is the folder's path."""
-    options = parse(EncodeConfig, argv)
-
-    from sit_vit5.codecs import configured_codec
-    from sit_vit5.data import build_source
-    from sit_vit5.data.latent_cache import is_cache
-    from sit_vit5.distributed import join_processes
-    from sit_vit5.precision import set_tf32
-
-    set_tf32(False)
-    if options.data.path is not None and is_cache(Path(options.data.path)):
-        raise UserError(f"{options.data.path} is a latent cache already; give --data.path images")
-    check_apart(Path(options.out), options.data.path)
-    source = build_source(options.data)
-    codec = configured_codec(options.codec)
-    encode(Job(options, source, codec, plan_layout(options, source, codec)), join_processes())
-
-
 def plan_layout(options: EncodeConfig, source: Source, codec: Codec) -> Layout:
     """How the cache will lie on the disk; refuses images that the codec cannot halve."""
     from sit_vit5.data.cache_writer import Layout
@@ -123,8 +103,8 @@ def encode(job: Job, processes: Processes) -> None:
     """Makes the missing images of the cache, each process its shards; then writes the index."""
     from sit_vit5.data.cache_writer import check_folder, missing_shards
     from sit_vit5.data.latent_cache import INDEX_FILE, LatentCache
-    from sit_vit5.distributed import one_word
-    from sit_vit5.files import lock
+    from sit_vit5.utils.distributed import one_word
+    from sit_vit5.utils.files import lock
 
     with ExitStack() as held:
         with one_word(processes):
@@ -153,7 +133,7 @@ def prepare(job: Job) -> None:
     from sit_vit5.data import same_data
     from sit_vit5.data.cache_writer import bytes_to_write
     from sit_vit5.data.latent_cache import SETTINGS_FILE, Encoding
-    from sit_vit5.files import check_same, check_space, read_json, write_json
+    from sit_vit5.utils.files import check_same, check_space, read_json, write_json
 
     folder, layout, settings = job.folder, job.layout, job.settings()
     if (folder / SETTINGS_FILE).exists():
@@ -218,8 +198,8 @@ def encode_changed(job: Job) -> bool:
 def encode_shards(job: Job, shards: list[int], processes: Processes) -> None:
     """Encodes the missing images of these shards, read ahead by worker processes."""
     from sit_vit5.data.cache_writer import ShardWriter
-    from sit_vit5.data.visits import visits
-    from sit_vit5.progress import progress_bar
+    from sit_vit5.data.loader import visits
+    from sit_vit5.utils.progress import progress_bar
 
     writers = [ShardWriter(job.folder, shard, job.layout) for shard in shards]
     data, size = job.options.data, job.options.batch_size
@@ -244,7 +224,7 @@ def encode_shards(job: Job, shards: list[int], processes: Processes) -> None:
 
 def append(job: Job, writer: ShardWriter, visit: Visit, processes: Processes) -> None:
     """Encodes one batch of images and adds it to its shard."""
-    from sit_vit5.data.images import refusal
+    from sit_vit5.data.transforms import refusal
 
     bad = visit.bad
     if bad and job.options.data.on_bad_image == "error":
@@ -293,7 +273,7 @@ def described(job: Job, visit: Visit, rows: Sequence[int]) -> str:
 def finish(job: Job) -> None:
     """Writes the list of the images that were left out, then the index."""
     from sit_vit5.data.cache_writer import BAD_IMAGES, left_out, write_index
-    from sit_vit5.files import write_text
+    from sit_vit5.utils.files import write_text
 
     bad = left_out(job.folder, job.layout)
     if bad:
@@ -301,7 +281,3 @@ def finish(job: Job) -> None:
         write_text(job.folder / BAD_IMAGES, "".join(lines))
         print(f"{len(bad)} images left out, listed in {job.folder / BAD_IMAGES}")
     write_index(job.folder, job.layout, job.settings(), job.source.labels, bad)
-
-
-if __name__ == "__main__":
-    run(main)

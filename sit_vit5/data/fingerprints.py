@@ -17,9 +17,9 @@ from typing import Protocol
 
 import numpy as np
 
-from sit_vit5.data.images import BadImage
-from sit_vit5.files import check_plain
-from sit_vit5.progress import progress_bar
+from sit_vit5.data.transforms import BadImage
+from sit_vit5.utils.files import check_plain
+from sit_vit5.utils.progress import progress_bar
 
 RECORD = np.dtype([("stamp", "<u8"), ("content", "<u8")])
 

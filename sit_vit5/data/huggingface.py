@@ -12,13 +12,14 @@ import numpy as np
 from PIL import Image
 
 from sit_vit5.data.fingerprints import short_hash, stamp_of
-from sit_vit5.data.image_source import ImageSource, hash_contents, number_classes
-from sit_vit5.data.images import BadImage, read_rgb
-from sit_vit5.errors import UserError, brief
-from sit_vit5.files import check_regular_file
+from sit_vit5.data.sources import ImageSource, hash_contents, number_classes
+from sit_vit5.data.transforms import BadImage, read_rgb
+from sit_vit5.utils.errors import UserError, brief
+from sit_vit5.utils.files import check_regular_file
 
 if TYPE_CHECKING:
     import datasets
+
 
 SAVED = ("state.json", "dataset_dict.json")  # of `save_to_disk`: a split, several splits
 

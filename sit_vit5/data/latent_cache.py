@@ -10,6 +10,7 @@ FOLDER/index.json         everything a reader needs; written last: without it th
 
 from __future__ import annotations
 
+import hashlib
 import math
 import re
 from dataclasses import asdict, dataclass, field
@@ -18,12 +19,14 @@ from typing import Annotated, Literal
 
 import numpy as np
 from annotated_types import Ge, MinLen, Predicate
+from tqdm import tqdm
 
 from sit_vit5 import __version__
-from sit_vit5.arrays import find_npy
-from sit_vit5.data.image_source import checked_names
-from sit_vit5.errors import UserError, brief
-from sit_vit5.files import file_hash, read_json
+from sit_vit5.data.sources import checked_names
+from sit_vit5.utils.arrays import find_npy
+from sit_vit5.utils.errors import UserError, brief
+from sit_vit5.utils.files import file_hash, read_json
+from sit_vit5.utils.progress import progress_bar
 
 try:
     import resource
@@ -123,8 +126,7 @@ class LatentCache:
     """Reads a cache as a source whose items are moments; `batch` copies them from memory maps.
 
     mirrored: whether mirrors will be asked for. Refuses an unfinished cache, one of another version
-    or image size (None: any), and shards of another length; `sit_vit5.data.inspect --verify` checks
-    hashes.
+    or image size (None: any), and shards of another length; `inspect --verify` checks hashes.
     """
 
     kind = "moments"
@@ -297,3 +299,36 @@ def _most_maps() -> int:
 def versions() -> dict:
     """For the record."""
     return {"sit_vit5": __version__, "numpy": np.__version__}
+
+
+_AT_ONCE = 1 << 24  # bytes
+
+
+def verify(cache: LatentCache, *, shown: bool = True) -> list[str]:
+    """What is wrong, one line each with the file's name; empty if nothing is."""
+    problems = []
+    size = sum((cache.root / shard.file).stat().st_size for shard in cache.shards)
+    with progress_bar(size, unit="B", title="verify", shown=shown) as bar:
+        bar.unit_scale = True
+        for shard in cache.shards:
+            digest, bad = _read(cache, shard, bar)
+            path = cache.root / shard.file
+            if digest != shard.sha256:
+                problems.append(
+                    f"{path} was changed: its SHA-256 is {digest[:12]}..., the index says "
+                    f"{shard.sha256[:12]}...; remove it and index.json, and encode again"
+                )
+            if bad:
+                problems.append(f"{path} holds {bad} values that are not finite; encode again")
+    return problems
+
+
+def _read(cache: LatentCache, shard: Shard, bar: tqdm) -> tuple[str, int]:
+    """SHA-256 of a shard and how many of its values are not finite."""
+    digest, bad = hashlib.sha256(), 0
+    with (cache.root / shard.file).open("rb") as file:
+        while piece := file.read(_AT_ONCE):
+            digest.update(piece)
+            bad += int(np.count_nonzero(~np.isfinite(np.frombuffer(piece, cache.dtype))))
+            bar.update(len(piece))
+    return digest.hexdigest(), bad

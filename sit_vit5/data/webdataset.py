@@ -23,12 +23,12 @@ import numpy as np
 from PIL import Image
 
 from sit_vit5.data.fingerprints import short_hash, stamp_of
-from sit_vit5.data.image_source import ImageSource, hash_contents, number_classes
-from sit_vit5.data.images import EXTENSIONS, BadImage, describe_passed_over, read_rgb
-from sit_vit5.distributed import launch_rank
-from sit_vit5.errors import UserError, listed
-from sit_vit5.files import check_regular_file
-from sit_vit5.progress import progress_bar
+from sit_vit5.data.sources import ImageSource, hash_contents, number_classes
+from sit_vit5.data.transforms import EXTENSIONS, BadImage, describe_passed_over, read_rgb
+from sit_vit5.utils.distributed import launch_rank
+from sit_vit5.utils.errors import UserError, listed
+from sit_vit5.utils.files import check_regular_file
+from sit_vit5.utils.progress import progress_bar
 
 LABEL = ".cls"
 NAME_FILES = ("classes.txt", "classnames.txt")

@@ -1,28 +1,269 @@
-"""The metrics of one set of samples."""
+"""What a person gave to compare, opened and checked before anything that takes time."""
 
 from __future__ import annotations
 
 import shlex
 import sys
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field, replace
 
-from sit_vit5.config import MetricsConfig
-from sit_vit5.distributed import Processes
-from sit_vit5.evaluation.agreement import digits_agreement
-from sit_vit5.evaluation.compared import enough, few_notes
-from sit_vit5.evaluation.environment import device_name, versions
-from sit_vit5.evaluation.inputs import Manifest
-from sit_vit5.evaluation.mistakes import Evidence, Finding, find_mistakes
-from sit_vit5.evaluation.neighbours import neighbour_findings
-from sit_vit5.evaluation.observing import Observations
-from sit_vit5.evaluation.opened import Inputs, open_inputs
+import numpy as np
+from tqdm import tqdm
+
+from sit_vit5.config import MetricsConfig, RealDataConfig
+from sit_vit5.evaluation.checks import Evidence, Finding, find_mistakes
+from sit_vit5.evaluation.compare import Reference, enough, few_notes, open_reference, timed
+from sit_vit5.evaluation.features import MOST_ROWS, identity_of
+from sit_vit5.evaluation.inputs import (
+    Manifest,
+    check_same_size,
+    device_name,
+    hash_of,
+    open_image_set,
+    read_manifest,
+    versions,
+)
+from sit_vit5.evaluation.neighbours import find_neighbours, neighbour_findings
+from sit_vit5.evaluation.observations import Observations
+from sit_vit5.evaluation.per_class import (
+    check_labels,
+    choose_real,
+    compare_classes,
+    describe_real,
+    digits_agreement,
+    obstacle,
+)
 from sit_vit5.evaluation.protocol import protocol_notes
-from sit_vit5.evaluation.real_sets import LoadedSet, RealSet
-from sit_vit5.evaluation.reference import Reference, open_reference
-from sit_vit5.evaluation.stages import Run, check_uncertainty, timed
-from sit_vit5.metrics.extractors import Extractor
+from sit_vit5.evaluation.real_sets import (
+    LoadedSet,
+    RealSet,
+    check_matching,
+    labelled_reference,
+    open_real,
+)
+from sit_vit5.metrics.features import POOL, Extractor
 from sit_vit5.metrics.image_sets import ImageSet
-from sit_vit5.metrics.metric import Described
+from sit_vit5.metrics.metric import Described, Metric
+from sit_vit5.metrics.uncertainty import (
+    POINTS,
+    bootstrap_frechet_distance,
+    extrapolated_frechet_distance,
+)
+from sit_vit5.utils.distributed import Processes
+from sit_vit5.utils.errors import UserError
+from sit_vit5.utils.progress import progress_bar
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """What a person gave beside the reference, opened; the real sets where they were asked for."""
+
+    samples: ImageSet
+    sha256: str | None
+    manifest: Manifest | None
+    floor: ImageSet | None
+    classes: RealSet | None
+    neighbours: RealSet | None
+
+
+def open_inputs(options: MetricsConfig) -> Inputs:
+    """Opens and checks them, before anything that takes time."""
+    samples = open_image_set(options.samples)
+    sha256 = hash_of(options.samples)
+    manifest = read_manifest(options.samples, sha256)
+    if options.agreement:
+        check_labels(options.agreement, samples, manifest)
+    floor = open_image_set(options.floor) if options.floor else None
+    if floor:
+        check_same_size(floor, samples)
+    if options.neighbours and samples.count > MOST_ROWS:
+        raise UserError(f"neighbours are of at most {MOST_ROWS:,} samples, found {samples.count:,}")
+    classes = None
+    if options.classes:
+        if reason := obstacle(manifest, samples.count):
+            raise UserError(f"classes {options.classes} has no use: {reason}")
+        real = open_real(options.classes, options.real, samples, labelled=True)
+        classes = choose_real(real, manifest, options.seed)
+    neighbours = None
+    if options.neighbours:
+        neighbours = open_real(options.neighbours, options.real, samples, labelled=False)
+    loaded = [isinstance(real.images, LoadedSet) for real in (classes, neighbours) if real]
+    if options.real != RealDataConfig() and not any(loaded):
+        raise UserError(
+            "options --real. have no use: neither classes nor neighbours are a data set that "
+            "training's loader reads; drop them"
+        )
+    return Inputs(samples, sha256, manifest, floor, classes, neighbours)
+
+
+@dataclass(frozen=True)
+class Run:
+    """The metrics of sets of images against one reference; seconds: by stage, filled on the way."""
+
+    options: MetricsConfig
+    reference: Reference
+    metrics: Mapping[str, Metric]
+    seconds: dict[str, float] = field(default_factory=dict)
+
+    def describe(self, images: ImageSet, sha256: str | None, title: str) -> Described:
+        """Features and statistics of images, all in one pass."""
+        needs, options = self.metrics.values(), self.options
+        rows = [metric.output for metric in needs if metric.samples == "rows"]
+        if options.bootstrap or options.extrapolate or options.classes or options.neighbours:
+            rows.append(POOL)
+        return self.reference.features.describe(
+            images,
+            rows=rows,
+            statistics=[metric.output for metric in needs if metric.samples == "statistics"],
+            identity=identity_of(images, sha256),
+            title=title,
+        )
+
+    def values(self, found: Described) -> dict[str, float | None]:
+        """Every metric's numbers."""
+        values: dict[str, float | None] = {}
+        for name, metric in self.metrics.items():
+            with timed(self.seconds, name):
+                values |= metric.function(found, self.reference.described)
+        return values
+
+    def floor(self, images: ImageSet | None) -> dict:
+        """What a perfect model would score, if a second real set was given."""
+        if images is None:
+            return {}
+        with timed(self.seconds, "floor"):
+            found = self.describe(images, hash_of(self.options.floor), "floor")
+        if not self._is_main:
+            return {}
+        values = replace(self, seconds={}).values(found)
+        return {"floor": {"samples": self.options.floor, "count": images.count, **values}}
+
+    def classes(self, inputs: Inputs, found: Described) -> tuple[RealSet | None, dict]:
+        """The labelled real images, and the distances of the samples' classes to theirs."""
+        if reason := obstacle(inputs.manifest, inputs.samples.count):
+            return None, {"classes": {"left_out": reason}}
+        real, described = inputs.classes, self.reference.described
+        with timed(self.seconds, "classes"):
+            if real:
+                described = describe_real(real, self.reference.features)
+            else:
+                real = labelled_reference(self.reference.source)
+                if real:
+                    real = replace(real, matching=check_matching(real, inputs.manifest))
+            if not self._is_main:
+                return None, {}
+            return real, {"classes": compare_classes(found, inputs.manifest, real, described)}
+
+    def neighbours(self, inputs: Inputs, found: Described) -> dict:
+        """The nearest training images of random samples, if they were given."""
+        if not inputs.neighbours:
+            return {}
+        training, features = inputs.neighbours.images, self.reference.features
+        with timed(self.seconds, "neighbours"):
+            return {"neighbours": find_neighbours(found, training, features, self.options.seed)}
+
+    def extras(self, found: Described) -> dict[str, dict]:
+        """What the options ask for besides the metrics."""
+        extras = {}
+        if self.options.bootstrap or self.options.extrapolate:
+            extras["uncertainty"] = self._uncertainty(found)
+        if self.options.selftest:
+            reference = self.reference
+            extras["selftest"] = self_test_of(
+                reference.described, self.metrics, reference.extractor.extractor
+            )
+        return extras
+
+    def _uncertainty(self, found: Described) -> dict[str, dict]:
+        """How far the Frechet distance can be trusted, as the options ask."""
+        sets = {
+            "samples": found.rows[POOL],
+            "reference": self.reference.described.statistics[POOL],
+        }
+        result = {}
+        if resamples := self.options.bootstrap:
+            with self._stage("bootstrap", resamples) as bar:
+                found = bootstrap_frechet_distance(**sets, resamples=resamples, each=bar.update)
+            result["interval"] = asdict(found)
+        if self.options.extrapolate:
+            with self._stage("extrapolate", POINTS) as bar:
+                found = extrapolated_frechet_distance(**sets, each=bar.update)
+            result["extrapolation"] = asdict(found)
+        return result
+
+    @contextmanager
+    def _stage(self, name: str, distances: int) -> Iterator[tqdm]:
+        """A timed stage of so many distances, with its progress bar."""
+        with timed(self.seconds, name), progress_bar(distances, unit="distance", title=name) as bar:
+            yield bar
+
+    @property
+    def _is_main(self) -> bool:
+        return self.reference.features.processes.is_main
+
+
+def check_uncertainty(metrics: Mapping[str, Metric], count: int) -> None:
+    """Refuses, before the long part, what cannot have an interval or a limit."""
+    if "fid" not in metrics:
+        raise UserError("bootstrap and extrapolate are of fid; add it to --metrics")
+    if not 2 * POINTS <= count <= MOST_ROWS:
+        raise UserError(
+            f"bootstrap and extrapolate take {2 * POINTS} to {MOST_ROWS:,} samples, found {count:,}"
+        )
+
+
+# Of features of one image alone and among others, as a part of the largest: rounding in fp32.
+BATCH_TOLERANCE = 1e-4
+# Result -> what a set against itself must give, and how near. A kernel distance that knows no
+# image twice is slightly below 0; an Inception Score has no known value.
+EXPECTED = {
+    "frechet_distance": (0.0, 1e-6),
+    "spatial_frechet_distance": (0.0, 1e-6),
+    "precision": (1.0, 0.0),
+    "recall": (1.0, 0.0),
+}
+SIDE = 32
+
+
+def self_test_of(
+    reference: Described, metrics: Mapping[str, Metric], extractor: Extractor
+) -> dict[str, float]:
+    """The errors found, by result; a UserError if one is too large."""
+    errors = {"features of an image alone and among others": _batch_error(extractor)}
+    limits = dict.fromkeys(errors, BATCH_TOLERANCE)
+    for metric in metrics.values():
+        if not EXPECTED.keys() & metric.names or not reference.has(metric.samples, metric.output):
+            continue
+        found = metric.function(reference, reference)
+        for key in (key for key in found if key in EXPECTED):
+            value, tolerance = EXPECTED[key]
+            scale = _scale(reference, metric) if metric.reference == "statistics" else 1.0
+            errors[key], limits[key] = abs(found[key] - value), tolerance * scale
+    wrong = [f"{what}: error {errors[what]:.3g}" for what in errors if errors[what] > limits[what]]
+    if wrong:
+        raise UserError(
+            f"self-test failed ({'; '.join(wrong)}); the installation's linear algebra or network "
+            "is wrong, try another machine or reinstall numpy, scipy and torch"
+        )
+    return errors
+
+
+def _scale(reference: Described, metric: Metric) -> float:
+    """The size of a distance that rounding is a part of: the total variance, 1 at least."""
+    return max(1.0, float(np.trace(reference.statistics[metric.output].covariance)))
+
+
+def _batch_error(extractor: Extractor) -> float:
+    """Largest relative difference between an image's features alone and in a batch of three."""
+    images = np.random.Generator(np.random.Philox(key=3)).integers(
+        0, 256, (3, SIDE, SIDE, 3), dtype=np.uint8
+    )
+    together, alone = extractor(images), extractor(images[1:2])
+    return max(
+        float(np.abs(together[output][1] - alone[output][0]).max() / np.abs(together[output]).max())
+        for output in together
+    )
 
 
 @dataclass(frozen=True)

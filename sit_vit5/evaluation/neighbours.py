@@ -7,17 +7,17 @@ from dataclasses import asdict, dataclass
 
 import numpy as np
 
-from sit_vit5 import rng
-from sit_vit5.distributed import gather, one_word
-from sit_vit5.errors import UserError
-from sit_vit5.evaluation.feature_pass import Pass
-from sit_vit5.evaluation.mistakes import Finding
-from sit_vit5.evaluation.observing import SEEN, Observations
+from sit_vit5.evaluation.checks import Finding
+from sit_vit5.evaluation.features import Pass
+from sit_vit5.evaluation.observations import SEEN, Observations
 from sit_vit5.evaluation.real_sets import ChosenSet
-from sit_vit5.metrics.extractors import POOL
+from sit_vit5.metrics.features import POOL
 from sit_vit5.metrics.image_sets import ImageSet
 from sit_vit5.metrics.metric import Described
 from sit_vit5.metrics.neighbours import PERCENTILE, Nearest, closeness
+from sit_vit5.utils import rng
+from sit_vit5.utils.distributed import gather, one_word
+from sit_vit5.utils.errors import UserError
 
 # Samples, and real images, whose nearest neighbours are sought; of them shown; neighbours of each.
 MOST_QUERIES, SHOWN, KEPT = 1000, 6, 4

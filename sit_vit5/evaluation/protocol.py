@@ -5,7 +5,15 @@ from __future__ import annotations
 from pathlib import Path
 
 from sit_vit5.config import SDE_METHODS
-from sit_vit5.published import EARLY, IMAGE_SIZE, SAMPLES, Published, paper_name, published, rival
+from sit_vit5.report.published import (
+    EARLY,
+    IMAGE_SIZE,
+    PUBLISHED_SAMPLES,
+    Published,
+    paper_name,
+    published,
+    rival,
+)
 
 SHAPE, CLASSES = (IMAGE_SIZE, IMAGE_SIZE, 3), 1000
 LATENT_CHANNELS = 4  # of Stable Diffusion's autoencoder
@@ -59,8 +67,10 @@ def published_curves(result: dict) -> dict[str, dict[int, float]]:
 def differences(result: dict) -> list[str]:
     """What sets a result apart from the protocol of the published values."""
     said = []
-    if result["count"] != SAMPLES:
-        said.append(f"{result['count']:,} samples instead of {SAMPLES:,}: fewer give a larger FID")
+    if result["count"] != PUBLISHED_SAMPLES:
+        said.append(
+            f"{result['count']:,} samples instead of {PUBLISHED_SAMPLES:,}: fewer give a larger FID"
+        )
     drawn = settings_of(result).get("labels")
     if drawn is None:
         said.append("how the labels were drawn is not known")
@@ -71,7 +81,7 @@ def differences(result: dict) -> list[str]:
             f"the images behind the statistics of {Path(result['reference']).name} are not told: "
             "published values are against the whole training set"
         )
-    elif result["reference_count"] < SAMPLES:
+    elif result["reference_count"] < PUBLISHED_SAMPLES:
         said.append(
             f"a reference of {result['reference_count']:,} images instead of the training set's "
             "1,281,167"

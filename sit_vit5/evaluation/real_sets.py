@@ -1,36 +1,105 @@
-"""Real images beside the reference: of classes, and those that a model was trained on."""
+"""Real data sets for evaluation, through the loader and the crop of training (row E21)."""
 
 from __future__ import annotations
 
 import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 
 import numpy as np
 
-from sit_vit5.arrays import members
-from sit_vit5.config import RealDataConfig, RealImagesConfig
-from sit_vit5.data import Source
-from sit_vit5.data.digits import Digits
-from sit_vit5.data.image_source import number_classes
-from sit_vit5.data.images import BadImage
-from sit_vit5.data.visits import visits
-from sit_vit5.errors import UserError, listed
-from sit_vit5.evaluation.compared import Source as Reference
-from sit_vit5.evaluation.image_files import FolderSet
+from sit_vit5.config import DataConfig, RealDataConfig, RealImagesConfig
+from sit_vit5.data import Source, build_source
+from sit_vit5.data.array_sources import Digits
+from sit_vit5.data.loader import Visit, visits
+from sit_vit5.data.sources import number_classes
+from sit_vit5.data.transforms import BadImage, refusal
+from sit_vit5.evaluation.compare import Source as Reference
 from sit_vit5.evaluation.inputs import (
     BUILT_IN,
     FILES,
+    FolderSet,
     Manifest,
     archive_of,
     check_same_size,
     open_image_set,
 )
-from sit_vit5.evaluation.real_images import image_shape, open_source
+from sit_vit5.metrics.features import Extractor, build_extractor
 from sit_vit5.metrics.image_sets import IMAGES_KEY, ImageSet, runs
-from sit_vit5.metrics.reference_file import POOL_KEYS, ReferenceFile, read_reference
+from sit_vit5.metrics.reference import POOL_KEYS, ReferenceFile, read_reference
+from sit_vit5.utils.arrays import members
+from sit_vit5.utils.errors import UserError, listed
+
+
+def loader_options(options: RealImagesConfig, path: str) -> DataConfig:
+    """What training's loader is told: of a path, or of a built-in set such as digits:held-out."""
+    built_in = path in BUILT_IN
+    if built_in and (options.source or options.split):
+        raise UserError(f"{path} is built in; drop --source and --split")
+    return DataConfig(
+        source="digits" if built_in else options.source,
+        path=None if built_in else path,
+        split=BUILT_IN[path] if built_in else options.split or DataConfig.split,
+        image_column=options.image_column,
+        label_column=options.label_column,
+        image_size=options.image_size,
+        unconditional=options.unconditional,
+        horizontal_flip=False,
+        on_bad_image=options.on_bad_image,
+        workers=options.workers,
+    )
+
+
+def open_source(options: RealImagesConfig, path: str, *, prefix: str = "--") -> Source:
+    """The images of a data set; a latent cache has none. prefix: of the options' names."""
+    try:
+        source = build_source(loader_options(options, path))
+    except UserError as error:  # it names the options as train_sit.py calls them
+        raise UserError(_as_named_here(str(error), prefix)) from None
+    if source.kind != "images":
+        raise UserError(f"{path} is a latent cache; give the images that it was made from")
+    return source
+
+
+def _as_named_here(text: str, prefix: str = "--") -> str:
+    """A message of training's loader with the names that these commands give its options."""
+    names = "|".join(field.name.replace("_", "[_-]") for field in fields(RealImagesConfig))
+    text = re.sub(rf"--data\.({names})\b", rf"{prefix}\1", text.replace("--data.path ", ""))
+    return re.sub(rf"(?<![\w./-])data\.({names})\b", rf"{prefix.removeprefix('--')}\1", text)
+
+
+def refuse_image(reason: str) -> UserError:
+    """What a bad image stops the command with."""
+    return UserError(_as_named_here(str(refusal(reason))))
+
+
+def open_extractor(options: RealImagesConfig) -> Extractor:
+    """What gives the images' features."""
+    return build_extractor(options.features, options.weights or options.inception_weights)
+
+
+def image_shape(source: Source) -> tuple[int, int, int]:
+    """(H, W, C) of a source's images."""
+    channels, height, width = source.item_shape
+    return height, width, channels
+
+
+def visit_images(
+    source: Source, batches: Sequence[Sequence[int]], options: RealImagesConfig
+) -> Iterator[Visit]:
+    """The batches of indices, decoded ahead; a bad image stops the command if it shall."""
+    for visit in visits(source, batches, workers=options.workers):
+        if visit.bad and options.on_bad_image == "error":
+            raise refuse_image(min(visit.bad.values()))
+        yield visit
+
+
+def good_indices(visit: Visit) -> np.ndarray:
+    """Which images the rows of a visit's pixels are, int64 (n,)."""
+    return np.array([index for index in visit.indices if index not in visit.bad], np.int64)
+
 
 _WITHOUT_CLASSES = re.compile(r"[,;] [^,;]*--real\.unconditional True\)?")
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 from sit_vit5.config import MetricsConfig
-from sit_vit5.errors import UserError
-from sit_vit5.evaluation.classes import BEYOND
 from sit_vit5.evaluation.inputs import BUILT_IN, archive_of, manifest_path
-from sit_vit5.files import check_output, read_json
+from sit_vit5.evaluation.per_class import BEYOND
 from sit_vit5.metrics.registry import METRICS
+from sit_vit5.utils.errors import UserError
+from sit_vit5.utils.files import check_output, read_json
 
 # Result -> the one that is its standard error; decimals, if not four.
 SPREADS = {"kernel_distance": "kernel_distance_standard_error"}

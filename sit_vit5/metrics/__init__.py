@@ -4,11 +4,10 @@ Features come from an extractor or from elsewhere, as NumPy or torch arrays (N, 
 batches of them. `METRICS` names every metric; `Accumulator` computes them in a training loop.
 """
 
-from sit_vit5.metrics.accumulator import Accumulator, describe
+from sit_vit5.metrics.accumulator import Accumulator, describe, extract_features, extract_statistics
 from sit_vit5.metrics.class_distance import ClassDistances, class_distances
-from sit_vit5.metrics.extractors import EXTRACTORS, Extractor, build_extractor
-from sit_vit5.metrics.features import extract_features, extract_statistics
-from sit_vit5.metrics.frechet import frechet_distance, frechet_distance_of
+from sit_vit5.metrics.features import EXTRACTORS, Extractor, build_extractor
+from sit_vit5.metrics.fid import frechet_distance, frechet_distance_of
 from sit_vit5.metrics.inception_score import inception_score
 from sit_vit5.metrics.kid import kernel_distance
 from sit_vit5.metrics.metric import Described, Metric
@@ -16,10 +15,7 @@ from sit_vit5.metrics.neighbours import Closeness, Nearest, closeness
 from sit_vit5.metrics.precision_recall import precision_recall
 from sit_vit5.metrics.registry import METRICS
 from sit_vit5.metrics.statistics import Gaussian, Statistics
-from sit_vit5.metrics.uncertainty import (
-    bootstrap_frechet_distance,
-    extrapolated_frechet_distance,
-)
+from sit_vit5.metrics.uncertainty import bootstrap_frechet_distance, extrapolated_frechet_distance
 
 __all__ = [
     "EXTRACTORS",

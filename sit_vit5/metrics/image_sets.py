@@ -9,8 +9,8 @@ from typing import BinaryIO
 
 import numpy as np
 
-from sit_vit5.arrays import StoredArray, find_member, find_npy, members
-from sit_vit5.errors import UserError
+from sit_vit5.utils.arrays import StoredArray, find_member, find_npy, members
+from sit_vit5.utils.errors import UserError
 
 IMAGES_KEY = "arr_0"
 GREY_BATCH = 256  # images whose channels are compared together

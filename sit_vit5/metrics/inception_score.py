@@ -7,9 +7,9 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from sit_vit5.metrics.extractors import LOGITS
+from sit_vit5.metrics.features import LOGITS
 from sit_vit5.metrics.metric import Described, Metric
-from sit_vit5.metrics.rows import Features, rows_of
+from sit_vit5.metrics.statistics import Features, rows_of
 
 SPLIT_SIZE = 5000
 

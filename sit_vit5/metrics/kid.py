@@ -8,12 +8,11 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from sit_vit5.errors import UserError
-from sit_vit5.metrics.device import default_device
-from sit_vit5.metrics.extractors import POOL
-from sit_vit5.metrics.metric import Described, Metric
-from sit_vit5.metrics.rows import Features, check_widths, rows_of
-from sit_vit5.progress import progress_bar
+from sit_vit5.metrics.features import POOL
+from sit_vit5.metrics.metric import Described, Metric, default_device
+from sit_vit5.metrics.statistics import Features, check_widths, rows_of
+from sit_vit5.utils.errors import UserError
+from sit_vit5.utils.progress import progress_bar
 
 # torch-fidelity's defaults, its draws of subsets too: its value is ours.
 SUBSETS, SUBSET_SIZE, SEED = 100, 1000, 2020

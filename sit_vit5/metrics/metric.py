@@ -1,4 +1,4 @@
-"""What a metric is: which features it reads of whom, and a function of them."""
+"""Where features and distances are computed."""
 
 from __future__ import annotations
 
@@ -7,8 +7,15 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 import numpy as np
+import torch
 
 from sit_vit5.metrics.statistics import Gaussian, Statistics
+
+
+def default_device() -> torch.device:
+    """The process's CUDA device if there is one, else the CPU: both compute true fp32 and fp64."""
+    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
 
 Need = Literal["rows", "statistics"]
 

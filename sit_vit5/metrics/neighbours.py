@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from sit_vit5.metrics.device import default_device
+from sit_vit5.metrics.metric import default_device
 
 # Real images nearer to one another than this part of them: the measure of "too near", in percent.
 PERCENTILE = 1.0

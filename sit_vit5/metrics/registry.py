@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sit_vit5.metrics.frechet import FID, SFID
+from sit_vit5.metrics.fid import FID, SFID
 from sit_vit5.metrics.inception_score import IS
 from sit_vit5.metrics.kid import KID
 from sit_vit5.metrics.metric import Metric

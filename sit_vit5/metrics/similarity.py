@@ -14,8 +14,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from sit_vit5.errors import UserError, brief
-from sit_vit5.tensors import read_tensors
+from sit_vit5.utils.errors import UserError, brief
+from sit_vit5.utils.tensors import read_tensors
 
 # uint8 (B, H, W, C) originals and reconstructions -> (B,), fp64.
 Similarity = Callable[[np.ndarray, np.ndarray], np.ndarray]

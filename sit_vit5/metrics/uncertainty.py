@@ -7,10 +7,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from sit_vit5.errors import UserError
-from sit_vit5.metrics.frechet import frechet_distance_of
-from sit_vit5.metrics.rows import Features, rows_of
-from sit_vit5.metrics.statistics import BLOCK, Gaussian, Moments, Statistics
+from sit_vit5.metrics.fid import frechet_distance_of
+from sit_vit5.metrics.statistics import BLOCK, Features, Gaussian, Moments, Statistics, rows_of
+from sit_vit5.utils.errors import UserError
 
 POINTS = 10
 # Fewer rows than a few for each feature have no full rank, and their bias does not fall as 1 / N.

@@ -8,10 +8,9 @@ from functools import cache, partial
 import torch
 from torch import Tensor, nn
 
-from sit_vit5.errors import UserError
-from sit_vit5.models.conditioning import Modulation
-from sit_vit5.models.layers import MLPS, TOKEN_NORMS, Attention
-from sit_vit5.recipes import Recipe
+from sit_vit5.config.recipes import Recipe
+from sit_vit5.models.layers import MLPS, TOKEN_NORMS, Attention, Modulation
+from sit_vit5.utils.errors import UserError
 
 
 @cache

@@ -7,18 +7,21 @@ is not rotated; the head reads cls after the final norm.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 
-from sit_vit5.errors import UserError
+from sit_vit5.config.presets import Backbone, backbone_from_dict
 from sit_vit5.models.block import Block
-from sit_vit5.models.layers import TOKEN_NORMS, PatchEmbed, resize_positions
-from sit_vit5.models.linear import Linear
+from sit_vit5.models.layers import TOKEN_NORMS, Linear, PatchEmbed, resize_positions
 from sit_vit5.models.rope import RopeTables
-from sit_vit5.precision import at_least_fp32
-from sit_vit5.presets import Backbone
+from sit_vit5.models.state_dict import load_weights
+from sit_vit5.utils.errors import UserError
+from sit_vit5.utils.files import Count, Size, damaged, new_folder, read_json, write_json
+from sit_vit5.utils.precision import at_least_fp32
+from sit_vit5.utils.tensors import read_tensors, write_tensors
 
 # Key of a state dict: channels of the images, rows and columns of the position table. Only where
 # they are not those of square RGB images, so that released files and ours have the same names.
@@ -199,3 +202,59 @@ class ViT5Classifier(nn.Module):
     def _positions_on(self, grid: tuple[int, int]) -> Tensor:
         own = self.backbone.grid(self.image_size)
         return self.positions if grid == own else resize_positions(self.positions, own, grid)
+
+
+CONFIG = "classifier.json"
+WEIGHTS = "model.safetensors"
+REMEDY = "convert the official file again"
+
+
+def is_classifier_folder(folder: Path) -> bool:
+    """Whether `save_classifier` wrote the folder."""
+    return (folder / CONFIG).is_file()
+
+
+def save_classifier(model: ViT5Classifier, folder: Path, *, source: dict) -> None:
+    """Writes a new folder, whole or not at all. source: where the weights come from."""
+    with new_folder(folder) as partial:
+        partial.mkdir(parents=True)
+        write_tensors(partial / WEIGHTS, model.state_dict())
+        facts = {
+            "backbone": asdict(model.backbone),
+            "image_size": list(model.image_size),
+            "in_channels": model.in_channels,
+            "num_classes": model.num_classes,
+            "source": source,
+        }
+        write_json(partial / CONFIG, facts)
+
+
+@dataclass(frozen=True)
+class _Facts:
+    """`classifier.json`."""
+
+    backbone: dict
+    image_size: tuple[Size, Size]
+    in_channels: Size
+    num_classes: Count
+    source: dict = field(default_factory=dict)
+
+
+def load_classifier(folder: Path) -> ViT5Classifier:
+    """The classifier that `save_classifier` wrote, for evaluation."""
+    file = folder / CONFIG
+    facts = read_json(file, _Facts, remedy=REMEDY)
+    backbone = backbone_from_dict(facts.backbone, conditional=False, source=file, remedy=REMEDY)
+    try:
+        with torch.device("meta"):
+            model = ViT5Classifier(
+                backbone,
+                image_size=facts.image_size,
+                in_channels=facts.in_channels,
+                num_classes=facts.num_classes,
+            )
+    except UserError as error:
+        raise UserError(damaged(file, str(error), REMEDY)) from None
+    weights = read_tensors(folder / WEIGHTS, dtypes=(torch.float32,), remedy=REMEDY)
+    load_weights(model, weights | model.geometry(), folder, assign=True)
+    return model.eval().requires_grad_(False)

@@ -8,20 +8,21 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from sit_vit5.errors import UserError
+from sit_vit5.config.presets import Backbone
 from sit_vit5.models.block import Block
-from sit_vit5.models.conditioning import Conditioning, Modulation
 from sit_vit5.models.layers import (
     TOKEN_NORMS,
+    Conditioning,
+    Linear,
+    Modulation,
     PatchEmbed,
     resize_positions,
     sincos_positions,
     unpatchify,
 )
-from sit_vit5.models.linear import Linear
 from sit_vit5.models.rope import RopeTables
-from sit_vit5.precision import at_least_fp32, no_autocast
-from sit_vit5.presets import Backbone
+from sit_vit5.utils.errors import UserError
+from sit_vit5.utils.precision import at_least_fp32, no_autocast
 
 
 class Head(nn.Module):

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from sit_vit5.models.rope import as_complex
-from sit_vit5.precision import at_least_fp32
+from sit_vit5.utils.precision import at_least_fp32
 
 EPS = 1e-6  # of every norm
 

@@ -1,7 +1,8 @@
-"""Parts of a block: norms, MLPs, attention, patches and absolute positions."""
+"""The linear layer of all networks here."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from functools import partial
 
@@ -10,13 +11,73 @@ import torch.nn.functional as F
 from einops import rearrange
 from torch import Tensor, nn
 
+from sit_vit5.config.recipes import Recipe
 from sit_vit5.models import fused
-from sit_vit5.models.conditioning import modulate
 from sit_vit5.models.fused import EPS
-from sit_vit5.models.linear import Linear, to_weights
 from sit_vit5.models.rope import rotate
-from sit_vit5.precision import at_least_fp32, no_autocast
-from sit_vit5.recipes import Recipe
+from sit_vit5.utils.precision import at_least_fp32, no_autocast
+
+
+def to_weights(x: Tensor, weight: Tensor) -> Tensor:
+    """x in the dtype of bf16 or fp16 weights: what the blocks add to is fp32 all the same."""
+    return x.to(weight.dtype) if weight.dtype in (torch.bfloat16, torch.float16) else x
+
+
+class Linear(nn.Linear):
+    """`nn.Linear` that also takes fp32 input where a network was loaded in bf16 or fp16."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.linear(to_weights(x, self.weight), self.weight, self.bias)
+
+
+FREQUENCIES = 256
+
+
+def timestep_embedding(t: Tensor, width: int, max_period: float = 10000.0) -> Tensor:
+    """[cos, sin] of t * max_period^(-i / (width // 2)), (B,) -> (B, width); odd widths end in 0."""
+    half = width // 2
+    exponents = torch.arange(half, dtype=torch.float32, device=t.device) / half
+    angles = t.float()[:, None] * torch.exp(-math.log(max_period) * exponents)
+    embedding = torch.cat([angles.cos(), angles.sin()], dim=1)
+    return torch.nn.functional.pad(embedding, (0, width % 2))
+
+
+class Conditioning(nn.Module):
+    """SiLU(MLP(time features) + class embedding): the input of every modulation, (B, D)."""
+
+    def __init__(self, width: int, num_classes: int):
+        super().__init__()
+        self.time_in = Linear(FREQUENCIES, width)
+        self.time_out = Linear(width, width)
+        # One more row than classes: the null label, learned through class dropout.
+        self.labels = nn.Embedding(num_classes + 1, width) if num_classes else None
+
+    def forward(self, t: Tensor, labels: Tensor | None) -> Tensor:
+        """t: (B,) in [0, 1]; labels: (B,), not read by an unconditional model."""
+        with no_autocast(t.device):
+            hidden = nn.functional.silu(self.time_in(timestep_embedding(t, FREQUENCIES)))
+            c = self.time_out(hidden)
+            if self.labels is not None:
+                c = c + self.labels(labels)
+            return nn.functional.silu(c)
+
+
+class Modulation(nn.Module):
+    """A zero-initialised linear map of the conditioning to `count` vectors, each (B, 1, D)."""
+
+    def __init__(self, width: int, count: int):
+        super().__init__()
+        self.count = count
+        self.linear = Linear(width, count * width)
+
+    def forward(self, c: Tensor) -> tuple[Tensor, ...]:
+        with no_autocast(c.device):
+            return self.linear(c)[:, None].chunk(self.count, dim=-1)
+
+
+def modulate(x: Tensor, shift: Tensor | None, scale: Tensor | None) -> Tensor:
+    """x * (1 + scale) + shift in one pass, or x. x: (B, N, D); shift, scale: (B, 1, D) or None."""
+    return x if scale is None else torch.addcmul(shift, x, 1 + scale)
 
 
 def rms_norm(x: Tensor) -> Tensor:

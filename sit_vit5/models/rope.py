@@ -9,8 +9,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from sit_vit5.precision import at_least_fp32
-from sit_vit5.presets import Backbone
+from sit_vit5.config.presets import Backbone
+from sit_vit5.utils.precision import at_least_fp32
 
 
 def rotary_angles(

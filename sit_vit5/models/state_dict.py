@@ -8,8 +8,8 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from sit_vit5.errors import UserError, listed
-from sit_vit5.recipes import Recipe
+from sit_vit5.config.recipes import Recipe
+from sit_vit5.utils.errors import UserError, listed
 
 _GAMMA = re.compile(r"blocks\.(\d+)\.gate([12])\.gamma")
 _GATES = {"1": 2, "2": 5}  # among the six vectors of adaLN

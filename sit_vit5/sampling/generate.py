@@ -15,19 +15,19 @@ import torch
 from tqdm import tqdm
 
 from sit_vit5 import __version__
-from sit_vit5.checkpoint import open_checkpoint
-from sit_vit5.cli import to_dict
 from sit_vit5.config import ADAPTIVE_METHODS, GenerateConfig
-from sit_vit5.distributed import Processes, one_word
-from sit_vit5.errors import UserError
-from sit_vit5.files import check_regular_file, file_hash, lock
-from sit_vit5.memory import memory_errors
-from sit_vit5.progress import progress_bar
-from sit_vit5.run_folder import ARCHIVE, SAMPLES, run_of, step_name
+from sit_vit5.config.parse import to_dict
+from sit_vit5.models.checkpoint import open_checkpoint
 from sit_vit5.sampling.generator import choose_labels, find_classes
 from sit_vit5.sampling.load import Loaded, load
 from sit_vit5.sampling.sample_set import SampleSet, write_pngs
-from sit_vit5.streams import printable
+from sit_vit5.utils.distributed import Processes, one_word
+from sit_vit5.utils.errors import UserError
+from sit_vit5.utils.files import check_regular_file, file_hash, lock
+from sit_vit5.utils.memory import memory_errors
+from sit_vit5.utils.progress import progress_bar
+from sit_vit5.utils.run_folder import ARCHIVE, SAMPLES, run_of, step_name
+from sit_vit5.utils.streams import printable
 
 
 def generate(options: GenerateConfig, processes: Processes) -> Path:

@@ -8,18 +8,17 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from sit_vit5 import rng
 from sit_vit5.codecs import Codec, to_uint8
 from sit_vit5.config import ADAPTIVE_METHODS, SDE_METHODS, SdeConfig
-from sit_vit5.errors import UserError, brief, index_of, listed
-from sit_vit5.flow.intervals import sampling_interval
 from sit_vit5.flow.predictions import Flow
+from sit_vit5.flow.times import sampling_interval
 from sit_vit5.models.denoiser import Denoiser, check_labels
 from sit_vit5.models.layers import set_attention
-from sit_vit5.sampling.field import Field, Network
-from sit_vit5.sampling.guidance import Guidance, guided
+from sit_vit5.sampling.field import Field, Guidance, Network, guided
 from sit_vit5.sampling.ode import SOLVERS, STAGES, Observer, adaptive, ignore, shifted_grid
 from sit_vit5.sampling.sde import LAST_STEPS, SDE_SOLVERS, SDE_STAGES, Sde
+from sit_vit5.utils import rng
+from sit_vit5.utils.errors import UserError, brief, index_of, listed
 
 
 @dataclass(frozen=True)

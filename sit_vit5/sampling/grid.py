@@ -2,14 +2,26 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
-from sit_vit5.memory import check_memory, memory_errors
-from sit_vit5.progress import progress_bar
-from sit_vit5.sampling.generator import Generator
+from sit_vit5.codecs import Codec, build_codec, local_codec
+from sit_vit5.codecs.cached import RecordedCodec
+from sit_vit5.config import TrainConfig
+from sit_vit5.flow.predictions import Flow
+from sit_vit5.models.denoiser import Denoiser
+from sit_vit5.sampling.field import Guidance, guidance_scale_or_default
+from sit_vit5.sampling.generator import Generator, Settings, find_classes
+from sit_vit5.sampling.load import Loaded
+from sit_vit5.utils.errors import UserError
+from sit_vit5.utils.files import check_output, save_image
+from sit_vit5.utils.memory import check_memory, memory_errors
+from sit_vit5.utils.progress import progress_bar
+from sit_vit5.utils.run_folder import SAMPLES, run_of, step_name
 
 GAP = 4
 LINE_GAP = 12  # added after the lines that belong together
@@ -118,3 +130,118 @@ def _enlarged(image: np.ndarray, size: tuple[int, int]) -> Image.Image:
     """(H, W, 1 or 3) as a picture of the size, without blurring."""
     tile = Image.fromarray(np.broadcast_to(image, (*image.shape[:2], 3)).copy())
     return tile.resize(size, Image.Resampling.NEAREST)
+
+
+FRAME_MS, LAST_FRAME_MS = 120, 1500
+ROWS = 4  # where no classes are given
+
+
+def rows(wanted: Sequence[str], class_names: Sequence[str]) -> tuple[list[int], list[str]]:
+    """Labels and names of the rows: the wanted classes, or the first few."""
+    labels = find_classes(wanted, class_names)
+    labels = labels if wanted else labels[:ROWS]
+    if not class_names:
+        return [0], [""]
+    return labels, [class_names[label] for label in labels]
+
+
+def title(loaded: Loaded, weights: str) -> str:
+    """What made the images, in a line."""
+    step, guidance = loaded.checkpoint.state.step, loaded.generator.settings.guidance
+    return f"step {step}, {weights}, guidance {guidance.scale:g}"
+
+
+def picture_path(out: str | None, loaded: Loaded, *, name: str) -> Path:
+    """`out`, or NAME_STEP.png in the run's samples; refused now if it cannot be written."""
+    file = f"{name}_{step_name(loaded.checkpoint.state.step)}.png"
+    path = Path(out or run_of(loaded.checkpoint.folder) / SAMPLES / file)
+    check_output(path)
+    return path
+
+
+def check_drawing(count: int, loaded: Loaded, *, use: str) -> None:
+    """Refuses more images than the memory holds, before they are made. use: what to do."""
+    state = loaded.checkpoint.state
+    shape = loaded.generator.codec.image_shape((state.in_channels, *state.input_size))
+    check_memory(count * math.prod(shape), f"a figure of {count:,} images", use=use)
+
+
+def decimals(values: Sequence[float]) -> list[str]:
+    """Texts of one length: two decimals where they say all, else three."""
+    digits = 2 if all(abs(value - round(value, 2)) < 1e-6 for value in values) else 3
+    return [f"{value:.{digits}f}" for value in values]
+
+
+def moves(path: Path) -> bool:
+    """Whether the file is an animation."""
+    return path.suffix.lower() != ".png"
+
+
+def save_animation(path: Path, frames: Sequence[Image.Image]) -> None:
+    """Writes a GIF or WebP that runs for ever and rests on the last frame."""
+    # Equal sizes: a title may be narrower in one frame than in another.
+    size = tuple(max(frame.size[axis] for frame in frames) for axis in (0, 1))
+    canvases = [Image.new("RGB", size, "white") for _ in frames]
+    for canvas, frame in zip(canvases, frames, strict=True):
+        canvas.paste(frame)
+    durations = [FRAME_MS] * (len(frames) - 1) + [LAST_FRAME_MS]
+    options = {"save_all": True, "append_images": canvases[1:], "duration": durations, "loop": 0}
+    if path.suffix.lower() == ".webp":
+        options["lossless"] = True
+    save_image(path, canvases[0], **options)
+
+
+def preview_codec(config: TrainConfig, codec: Codec | RecordedCodec) -> Codec | None:
+    """What decodes the grids: the codec itself; for a latent cache, one that lies on this machine.
+
+    That is preview.decoder, else the cache's own codec, else a tiny decoder of the same latents.
+    None: none of them is here, or no grids are wanted.
+    """
+    if not isinstance(codec, RecordedCodec):
+        if config.preview.decoder is not None:
+            raise UserError(
+                "preview.decoder is for latent caches, images have their own codec; drop it"
+            )
+        return codec
+    if config.preview.every == 0:
+        return None
+    if config.preview.decoder is not None:
+        return build_codec("taesd", config.preview.decoder)
+    return local_codec(codec, config.codec)
+
+
+class GridPreview:
+    """Draws every named network from the same noise, at each call the same noise again."""
+
+    def __init__(self, config: TrainConfig, codec: Codec, class_names: tuple[str, ...]):
+        self.config, self.codec, self.class_names = config.preview, codec, class_names
+        objective = config.objective
+        self.flow = Flow(objective.interpolant, objective.prediction)
+        scale = guidance_scale_or_default(
+            config.preview.guidance_scale,
+            class_names=class_names,
+            class_dropout=objective.class_dropout,
+        )
+        self.settings = Settings(
+            method=config.preview.method,
+            steps=config.preview.steps,
+            shift=objective.shift,
+            guidance=Guidance(scale),
+            precision=config.precision,
+            attention=config.attention,
+            seed=config.seed,
+        )
+
+    def __call__(self, networks: dict[str, Denoiser], path: Path) -> None:
+        """Writes the grid to `path`."""
+        generators = {
+            name: Generator(network, self.codec, self.flow, self.settings)
+            for name, network in networks.items()
+        }
+        grid = sample_grid(
+            generators,
+            classes=range(min(self.config.classes, len(self.class_names))),
+            class_names=self.class_names,
+            columns=self.config.columns,
+        )
+        save_image(path, grid)

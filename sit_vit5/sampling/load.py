@@ -6,8 +6,6 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from sit_vit5.checkpoint import Checkpoint, open_checkpoint
-from sit_vit5.cli import to_dict
 from sit_vit5.codecs import Codec, configured_codec
 from sit_vit5.config import (
     ADAPTIVE_METHODS,
@@ -16,17 +14,20 @@ from sit_vit5.config import (
     ObjectiveConfig,
     SamplerConfig,
 )
-from sit_vit5.errors import UserError
+from sit_vit5.config.parse import to_dict
+from sit_vit5.config.presets import activation_bytes
 from sit_vit5.flow.predictions import Flow
-from sit_vit5.memory import activation_bytes, check_memory
-from sit_vit5.precision import set_precision
-from sit_vit5.sampling.generator import Generator, Settings
-from sit_vit5.sampling.guidance import (
+from sit_vit5.models.checkpoint import Checkpoint, open_checkpoint
+from sit_vit5.sampling.field import (
     Guidance,
     guidance_scale_or_default,
     interval_in_steps,
     interval_in_time,
 )
+from sit_vit5.sampling.generator import Generator, Settings
+from sit_vit5.utils.errors import UserError
+from sit_vit5.utils.memory import check_memory
+from sit_vit5.utils.precision import set_precision
 
 STEPS, SDE_STEPS, ATOL, RTOL = 50, 250, 1e-6, 1e-3
 

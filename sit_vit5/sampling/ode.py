@@ -13,8 +13,8 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from sit_vit5.errors import UserError
 from sit_vit5.flow.times import shift_times
+from sit_vit5.utils.errors import UserError
 
 # (x_t, t) -> dx_t / dt
 Velocity = Callable[[Tensor, float], Tensor]

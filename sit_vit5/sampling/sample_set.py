@@ -16,9 +16,10 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from sit_vit5.arrays import allocate_npy, map_npy
-from sit_vit5.errors import UserError
-from sit_vit5.files import (
+from sit_vit5.metrics.image_sets import npz_set
+from sit_vit5.utils.arrays import allocate_npy, map_npy
+from sit_vit5.utils.errors import UserError
+from sit_vit5.utils.files import (
     check_plain,
     check_same,
     check_space,
@@ -29,10 +30,9 @@ from sit_vit5.files import (
     save_image,
     write_json,
 )
-from sit_vit5.metrics.image_sets import npz_set
-from sit_vit5.progress import progress_bar
-from sit_vit5.run_folder import ARCHIVE, MANIFEST, PARTIAL
-from sit_vit5.streams import warn
+from sit_vit5.utils.progress import progress_bar
+from sit_vit5.utils.run_folder import ARCHIVE, MANIFEST, PARTIAL
+from sit_vit5.utils.streams import warn
 
 IMAGES = "images.npy"
 COST = "cost.npy"

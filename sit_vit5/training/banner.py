@@ -7,14 +7,15 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from sit_vit5.cli import dump_config
-from sit_vit5.disk import check_disk, run_disk
-from sit_vit5.presets import title
-from sit_vit5.training.learner import compiles
-from sit_vit5.training.sharding import is_sharded
+from sit_vit5.config.parse import dump_config
+from sit_vit5.config.presets import title
+from sit_vit5.training.disk import check_disk, run_disk
+from sit_vit5.training.parallel import is_sharded
+from sit_vit5.training.train_state import compiles
 
 if TYPE_CHECKING:
     from sit_vit5.training.trainer import Trainer
+
 
 NO_DECODER = (
     "note: no grids are drawn, since the autoencoder of the latent cache is not on this machine; "

@@ -9,10 +9,10 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from sit_vit5 import power_average
 from sit_vit5.config import EmaConfig, decay_name, width_name
 from sit_vit5.models.state_dict import check_tensors
-from sit_vit5.training.sharding import cut_like, local
+from sit_vit5.training.parallel import cut_like, local
+from sit_vit5.utils import power_ema as power_average
 
 # The decay at an optimizer step (from 0).
 Rule = Callable[[int], float]

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from sit_vit5.distributed import Processes, Words, gather
-from sit_vit5.errors import UserError
 from sit_vit5.models.denoiser import Denoiser
+from sit_vit5.utils.distributed import Processes, Words, gather
+from sit_vit5.utils.errors import UserError
 
 Stopped = Callable[[], bool]
 

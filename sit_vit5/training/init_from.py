@@ -10,15 +10,19 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from sit_vit5.checkpoint import open_checkpoint
-from sit_vit5.errors import UserError
-from sit_vit5.models.classifier import GEOMETRY, ViT5Classifier
-from sit_vit5.models.classifier_folder import is_classifier_folder, load_classifier
+from sit_vit5.config.presets import Backbone
+from sit_vit5.config.recipes import Recipe
+from sit_vit5.models.checkpoint import open_checkpoint
+from sit_vit5.models.classifier import (
+    GEOMETRY,
+    ViT5Classifier,
+    is_classifier_folder,
+    load_classifier,
+)
 from sit_vit5.models.denoiser import Denoiser
 from sit_vit5.models.layers import resize_positions
 from sit_vit5.models.official import WEIGHTS_SUFFIXES, official_classifier, read_official
-from sit_vit5.presets import Backbone
-from sit_vit5.recipes import Recipe
+from sit_vit5.utils.errors import UserError
 
 LABEL_TABLE = "conditioning.labels.weight"
 
@@ -161,7 +165,7 @@ def _open_classifier(path: Path) -> ViT5Classifier | None:
         return load_classifier(path)
     if not path.is_file() or path.suffix not in WEIGHTS_SUFFIXES:
         return None
-    advice = f"--init-from needs a folder; first: python -m sit_vit5.convert {path} --to DIR"
+    advice = f"--init-from needs a folder; first: python -m sit_vit5 convert {path} --to DIR"
     official = read_official(path)
     if not official.is_classifier:
         raise UserError(advice)

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor, distributed, nn
 
 from sit_vit5.config import OptimizerConfig
-from sit_vit5.errors import UserError
-from sit_vit5.training.sharding import cut_like, local, whole
+from sit_vit5.training.parallel import cut_like, local, whole
+from sit_vit5.utils.errors import UserError
 
 Named = dict[str, nn.Parameter]
 

@@ -6,18 +6,21 @@ import math
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sit_vit5.checkpoint import LEFT_BY_A_KILL, Checkpoint
-from sit_vit5.cli import differences, dump_config
 from sit_vit5.codecs import Codec, configured_codec
-from sit_vit5.codecs.recorded import RecordedCodec
+from sit_vit5.codecs.cached import RecordedCodec
 from sit_vit5.config import CodecConfig, TrainConfig
+from sit_vit5.config.parse import differences, dump_config
+from sit_vit5.config.presets import FP32, activation_bytes, weight_count
 from sit_vit5.data import Source, same_data
 from sit_vit5.data.latent_cache import LatentCache
-from sit_vit5.distributed import BatchPlan, launcher_shards
-from sit_vit5.errors import UserError, listed, nearest_multiples
-from sit_vit5.files import write_text
-from sit_vit5.memory import FP32, activation_bytes, check_memory, weight_count
-from sit_vit5.run_folder import (
+from sit_vit5.models.checkpoint import LEFT_BY_A_KILL, Checkpoint
+from sit_vit5.report.run_page import STARTS
+from sit_vit5.training.logging import read_rows
+from sit_vit5.utils.distributed import BatchPlan, launcher_shards
+from sit_vit5.utils.errors import UserError, listed, nearest_multiples
+from sit_vit5.utils.files import write_text
+from sit_vit5.utils.memory import check_memory
+from sit_vit5.utils.run_folder import (
     CHECKPOINTS,
     CONFIG_FILE,
     EVALUATIONS_FILE,
@@ -33,11 +36,10 @@ from sit_vit5.run_folder import (
     run_of,
     step_name,
 )
-from sit_vit5.training.log_files import read_rows
-from sit_vit5.training.page import STARTS
 
 if TYPE_CHECKING:
     import torch
+
 
 # Files that a new run replaces, in the run folder.
 REPLACED = (

@@ -8,14 +8,14 @@ from pathlib import Path
 
 from torch import Tensor
 
-from sit_vit5.checkpoint import State, prune_checkpoints, save_checkpoint
 from sit_vit5.config import TrainConfig, width_name
-from sit_vit5.distributed import Words
-from sit_vit5.errors import UserError
-from sit_vit5.run_folder import has_latest, last_good_checkpoint, step_name
-from sit_vit5.snapshots import write_snapshots
-from sit_vit5.training.learner import Learner
-from sit_vit5.training.sharding import Staging
+from sit_vit5.models.checkpoint import State, prune_checkpoints, save_checkpoint
+from sit_vit5.training.parallel import Staging
+from sit_vit5.training.snapshots import write_snapshots
+from sit_vit5.training.train_state import Learner
+from sit_vit5.utils.distributed import Words
+from sit_vit5.utils.errors import UserError
+from sit_vit5.utils.run_folder import has_latest, last_good_checkpoint, step_name
 
 
 class Saver:

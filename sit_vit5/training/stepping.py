@@ -12,21 +12,20 @@ import torch
 from accelerate import Accelerator
 from torch import Tensor, nn
 
-from sit_vit5.checkpoint import Checkpoint, State
 from sit_vit5.codecs import Codec
-from sit_vit5.codecs.normalisation import scale_warnings
-from sit_vit5.codecs.recorded import RecordedCodec
+from sit_vit5.codecs.autoencoder import scale_warnings
+from sit_vit5.codecs.cached import RecordedCodec
 from sit_vit5.config import TrainConfig
 from sit_vit5.data import Source
 from sit_vit5.data.loader import Batch
-from sit_vit5.errors import UserError
+from sit_vit5.models.checkpoint import Checkpoint, State
 from sit_vit5.models.fused import fused_kernels
-from sit_vit5.precision import autocast
-from sit_vit5.training.learner import Learner
-from sit_vit5.training.objective import Objective
-from sit_vit5.training.sharding import gradients_stay
-from sit_vit5.training.transfer import Arriving
+from sit_vit5.training.flow_matching import Objective
+from sit_vit5.training.parallel import Arriving, gradients_stay
+from sit_vit5.training.train_state import Learner
 from sit_vit5.training.watchdog import Watchdog
+from sit_vit5.utils.errors import UserError
+from sit_vit5.utils.precision import autocast
 
 
 @dataclass(frozen=True)
@@ -144,9 +143,7 @@ class Stepping:
     def _watchdog(self, **state: object) -> Watchdog:
         """A watchdog that counts on from a checkpoint's state."""
         path = shlex.quote(self.config.data.path or ".")
-        check = (
-            f"check the data with python -m sit_vit5.data.inspect --data.path {path} --verify True"
-        )
+        check = f"check the data with python -m sit_vit5 inspect --data.path {path} --verify True"
         return Watchdog(self.config.max_skipped, self.config.watchdog, data_check=check, **state)
 
     def _bad_data(self, data_step: int) -> list[str]:

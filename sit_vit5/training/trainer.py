@@ -14,13 +14,25 @@ from pathlib import Path
 from accelerate import Accelerator
 from accelerate.utils import gather_object
 
-from sit_vit5.checkpoint import Checkpoint, open_checkpoint
 from sit_vit5.codecs import Codec
-from sit_vit5.codecs.recorded import RecordedCodec
+from sit_vit5.codecs.cached import RecordedCodec
 from sit_vit5.config import TrainConfig
 from sit_vit5.data import Source
 from sit_vit5.data.loader import Batch, StepLoader
-from sit_vit5.distributed import (
+from sit_vit5.models.checkpoint import Checkpoint, open_checkpoint
+from sit_vit5.models.denoiser import Denoiser
+from sit_vit5.training import run as runs
+from sit_vit5.training.banner import NO_DECODER, banner
+from sit_vit5.training.evaluation import BrokenOff, Evaluation, evaluate
+from sit_vit5.training.flow_matching import Objective
+from sit_vit5.training.logging import RunLog, check_trackers, report_bad_images
+from sit_vit5.training.optimizer import warmup
+from sit_vit5.training.parallel import shard
+from sit_vit5.training.saver import Saver
+from sit_vit5.training.stepping import Stepping
+from sit_vit5.training.train_state import Learner
+from sit_vit5.training.watchdog import Interrupt
+from sit_vit5.utils.distributed import (
     BatchPlan,
     Words,
     join_processes,
@@ -28,23 +40,10 @@ from sit_vit5.distributed import (
     one_word,
     shard_ourselves,
 )
-from sit_vit5.errors import UserError, brief
-from sit_vit5.files import check_unused, lock
-from sit_vit5.models.denoiser import Denoiser
-from sit_vit5.precision import check_launcher, set_precision
-from sit_vit5.run_folder import CONFIG_FILE, LATEST_FILE, PAGE_FILE, SAMPLES, step_name
-from sit_vit5.training import run as runs
-from sit_vit5.training.banner import NO_DECODER, banner
-from sit_vit5.training.evaluation import BrokenOff, Evaluation, evaluate
-from sit_vit5.training.interrupt import Interrupt
-from sit_vit5.training.learner import Learner
-from sit_vit5.training.objective import Objective
-from sit_vit5.training.optimizer import warmup
-from sit_vit5.training.run_log import RunLog, report_bad_images
-from sit_vit5.training.saver import Saver
-from sit_vit5.training.sharding import shard
-from sit_vit5.training.stepping import Stepping
-from sit_vit5.training.trackers import check_trackers
+from sit_vit5.utils.errors import UserError, brief
+from sit_vit5.utils.files import check_unused, lock
+from sit_vit5.utils.precision import check_launcher, set_precision
+from sit_vit5.utils.run_folder import CONFIG_FILE, LATEST_FILE, PAGE_FILE, SAMPLES, step_name
 
 # Draws a grid of every named network into a file.
 Preview = Callable[[dict[str, Denoiser], Path], None]

@@ -1,19 +1,48 @@
-"""Looks at every step's gradient norm: which steps count, and when a run stops or goes back.
-
-All ranks see the same norm, since gradients are averaged before it; so all of them decide alike.
-"""
+"""Ctrl-C, SIGTERM, SIGUSR1 and a closed terminal end a run at the next step, after a save."""
 
 from __future__ import annotations
 
 import math
+import signal
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import FrameType
 
 from sit_vit5.config import WatchdogConfig
-from sit_vit5.errors import UserError
-from sit_vit5.run_folder import last_good_checkpoint
+from sit_vit5.utils.errors import UserError
+from sit_vit5.utils.run_folder import last_good_checkpoint
+
+# SIGHUP: the terminal was closed. SIGUSR1: a scheduler's word that time is up. Windows has neither.
+STOPPING = [
+    getattr(signal, name)
+    for name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1")
+    if hasattr(signal, name)
+]
+
+
+class Interrupt:
+    """Remembers the first signal; a second Ctrl-C stops at once."""
+
+    def __init__(self) -> None:
+        self.signal = 0
+        self._previous: dict[int, object] = {}
+
+    def __enter__(self) -> Interrupt:
+        for number in STOPPING:
+            self._previous[number] = signal.signal(number, self._remember)
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        for number, handler in self._previous.items():
+            signal.signal(number, handler)
+
+    def _remember(self, number: int, frame: FrameType | None) -> None:
+        if self.signal and number == signal.SIGINT:
+            raise KeyboardInterrupt
+        self.signal = number
+
 
 HISTORY = 128  # norms of good steps that the median is taken of
 ENOUGH = 32  # of them, before a spike can be told

@@ -11,10 +11,9 @@ from autoencoders import BUILDERS, MEAN, STD, kl, random_autoencoder
 from torch import Tensor, nn
 
 from sit_vit5.codecs import build_codec
-from sit_vit5.codecs.autoencoder import AT_ONCE, AutoencoderCodec, NonFiniteLatents
-from sit_vit5.codecs.loading import KINDS
-from sit_vit5.codecs.recorded import RecordedCodec
-from sit_vit5.errors import UserError
+from sit_vit5.codecs.autoencoder import AT_ONCE, KINDS, AutoencoderCodec, NonFiniteLatents
+from sit_vit5.codecs.cached import RecordedCodec
+from sit_vit5.utils.errors import UserError
 
 
 def images(count: int = 2) -> Tensor:

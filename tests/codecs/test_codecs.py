@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from sit_vit5.codecs import build_codec
-from sit_vit5.errors import UserError
+from sit_vit5.utils.errors import UserError
 
 
 def test_identity_gives_pixels_back():

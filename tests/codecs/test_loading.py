@@ -11,13 +11,13 @@ import torch
 from autoencoders import random_autoencoder
 from safetensors.torch import load_file, save_file
 
-from sit_vit5.cli import parse_train
 from sit_vit5.codecs import CODECS, TINY, build_codec, configured_codec
-from sit_vit5.codecs.loading import AUTOENCODERS
-from sit_vit5.codecs.recorded import RecordedCodec
+from sit_vit5.codecs.autoencoder import AUTOENCODERS
+from sit_vit5.codecs.cached import RecordedCodec
 from sit_vit5.config import CodecConfig, TrainConfig
-from sit_vit5.errors import UserError
-from sit_vit5.sampling.preview import preview_codec
+from sit_vit5.config.parse import parse_train
+from sit_vit5.sampling.grid import preview_codec
+from sit_vit5.utils.errors import UserError
 
 WEIGHTS = "diffusion_pytorch_model.safetensors"
 

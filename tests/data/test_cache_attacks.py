@@ -10,17 +10,18 @@ import pytest
 import torch
 from test_latent_cache import ALONE, content, job
 
-from sit_vit5.codecs.recorded import RecordedCodec
+from sit_vit5.analysis.inspect_data import inspect_cache
+from sit_vit5.codecs.cached import RecordedCodec
+from sit_vit5.commands import encode as encode_command
 from sit_vit5.config import CodecConfig
 from sit_vit5.data import encode as encoding
 from sit_vit5.data.cache_writer import Layout, ShardWriter, write_index
-from sit_vit5.data.inspect.cache import inspect_cache
 from sit_vit5.data.latent_cache import LatentCache
 from sit_vit5.data.loader import StepLoader
-from sit_vit5.distributed import BatchPlan
-from sit_vit5.errors import UserError
-from sit_vit5.files import file_hash
 from sit_vit5.training.run import open_codec
+from sit_vit5.utils.distributed import BatchPlan
+from sit_vit5.utils.errors import UserError
+from sit_vit5.utils.files import file_hash
 
 
 @pytest.fixture
@@ -126,7 +127,7 @@ def test_a_shard_made_again_keeps_nothing_of_the_lost_one(cache, image_folder, t
 def test_a_cache_in_the_data_folder_is_refused(image_folder, tmp_path):
     for out in (image_folder, image_folder / "cache", tmp_path / "x" / ".." / "data" / "c"):
         with pytest.raises(UserError, match="lies in the data folder .* choose a place beside it"):
-            encoding.main(["--data.path", str(image_folder), "--out", str(out)])
+            encode_command.main(["--data.path", str(image_folder), "--out", str(out)])
     assert {path.name for path in image_folder.iterdir()} == {"cat", "dog"}
 
 
@@ -157,7 +158,7 @@ def test_encode_writes_through_no_link(cache, image_folder, tiny_vae, tmp_path, 
 
 def test_a_cache_of_any_image_size_is_not_encoded_again(cache, tmp_path):
     with pytest.raises(UserError, match="is a latent cache already; give --data.path images"):
-        encoding.main(["--data.path", str(cache), "--out", str(tmp_path / "again")])
+        encode_command.main(["--data.path", str(cache), "--out", str(tmp_path / "again")])
 
 
 @pytest.mark.parametrize(

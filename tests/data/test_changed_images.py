@@ -13,11 +13,12 @@ import pytest
 from builders import LABELS, pixels, write_tar
 from PIL import Image
 
+from sit_vit5.commands import encode as encode_command
+from sit_vit5.commands.inspect import main as inspect
 from sit_vit5.config import DataConfig
-from sit_vit5.data import build_source, encode, same_data
-from sit_vit5.data.inspect.__main__ import main as inspect
+from sit_vit5.data import build_source, same_data
 from sit_vit5.data.latent_cache import LatentCache
-from sit_vit5.errors import UserError
+from sit_vit5.utils.errors import UserError
 
 CHANGED = 3  # this image
 
@@ -77,7 +78,7 @@ def encoded(root: Path, data: Path, *options: str) -> Path:
         "--data.path": data, "--data.image-size": 8, "--data.workers": 0, "--batch-size": 2,
         "--shard-size": 5, "--codec.name": "identity", "--out": root / "c",
     }  # fmt: skip
-    encode.main([*(str(word) for pair in settings.items() for word in pair), *options])
+    encode_command.main([*(str(word) for pair in settings.items() for word in pair), *options])
     return root / "c"
 
 
@@ -147,9 +148,9 @@ def test_many_images_are_not_read_at_the_start(tmp_path, write, monkeypatch):
     def identity(write) -> dict:
         return build_source(DataConfig(path=str(write(tmp_path, images(False))))).identity
 
-    monkeypatch.setattr("sit_vit5.data.image_source.CHEAP_BYTES", 1000)
+    monkeypatch.setattr("sit_vit5.data.sources.CHEAP_BYTES", 1000)
     assert "contents" not in identity(write)
-    monkeypatch.setattr("sit_vit5.data.folder.CHEAP_FILES", 11)
+    monkeypatch.setattr("sit_vit5.data.sources.CHEAP_FILES", 11)
     assert "contents" not in identity(folder)
 
 

@@ -12,9 +12,9 @@ import pytest
 from builders import pixels, png
 from PIL import Image
 
-from sit_vit5.data.folder import ImageFolder
-from sit_vit5.data.images import BadImage, read_rgb
-from sit_vit5.errors import UserError
+from sit_vit5.data.sources import ImageFolder
+from sit_vit5.data.transforms import BadImage, read_rgb
+from sit_vit5.utils.errors import UserError
 
 
 def test_a_bomb_is_a_bad_image_and_not_decoded(tmp_path):

@@ -11,8 +11,8 @@ from builders import COUNT, LABELS, huggingface, pixels, png, rows
 from sit_vit5.config import DataConfig
 from sit_vit5.data import build_source
 from sit_vit5.data.huggingface import open_hugging_face
-from sit_vit5.data.images import BadImage
-from sit_vit5.errors import UserError
+from sit_vit5.data.transforms import BadImage
+from sit_vit5.utils.errors import UserError
 
 
 @pytest.fixture

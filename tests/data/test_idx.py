@@ -11,10 +11,10 @@ import pytest
 from builders import COUNT, LABELS, idx, pixels, png, write_idx
 
 from sit_vit5.config import DataConfig
+from sit_vit5.data import array_sources as idx_module
 from sit_vit5.data import build_source
-from sit_vit5.data import idx as idx_module
-from sit_vit5.data.idx import FASHION_CLASSES, open_fashion_mnist, open_idx
-from sit_vit5.errors import UserError
+from sit_vit5.data.array_sources import FASHION_CLASSES, open_fashion_mnist, open_idx
+from sit_vit5.utils.errors import UserError
 
 
 def test_splits_of_idx_are_found_by_their_names(tmp_path):

@@ -10,10 +10,10 @@ from PIL import Image
 
 from sit_vit5.config import DataConfig
 from sit_vit5.data import build_source
-from sit_vit5.data.digits import Digits
-from sit_vit5.data.folder import ImageFolder, list_images
-from sit_vit5.data.images import BadImage, center_crop, read_rgb
-from sit_vit5.errors import UserError
+from sit_vit5.data.array_sources import Digits
+from sit_vit5.data.sources import ImageFolder, list_images
+from sit_vit5.data.transforms import BadImage, center_crop, read_rgb
+from sit_vit5.utils.errors import UserError
 
 
 def save(path: Path, mode: str, **options) -> Path:

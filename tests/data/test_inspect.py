@@ -1,4 +1,4 @@
-"""What `sit_vit5.data.inspect` says of images and of latent caches."""
+"""What `sit_vit5.analysis.inspect_data` says of images and of latent caches."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from PIL import Image
 from test_latent_cache import ALONE, job
 
 from sit_vit5.codecs import build_codec
+from sit_vit5.commands import encode as encode_command
+from sit_vit5.commands.inspect import main
 from sit_vit5.data import encode as encoding
-from sit_vit5.data.inspect.__main__ import main
-from sit_vit5.data.latent_cache import LatentCache
+from sit_vit5.data.latent_cache import LatentCache, verify
 from sit_vit5.data.loader import posterior_noise
-from sit_vit5.data.verify import verify
-from sit_vit5.errors import UserError
+from sit_vit5.utils.errors import UserError
 
 
 @pytest.fixture
@@ -103,7 +103,7 @@ def test_pixels_are_measured_on_a_scale_of_their_own(
         Image.new("RGB", (16, 20), (level,) * 3).save(file)
     cache = tmp_path / "pixels"
     options = ["--data.path", str(image_folder), "--data.image-size", "8", "--data.workers", "0"]
-    encoding.main([*options, "--codec.name", "identity", "--out", str(cache)])
+    encode_command.main([*options, "--codec.name", "identity", "--out", str(cache)])
     said = inspect("--data.path", cache)
     assert "expected 0.1 to 1.0" in said and "scaling_factor" not in said
     assert ("the images are dark or flat" in said) == warned

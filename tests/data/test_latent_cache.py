@@ -10,15 +10,15 @@ import numpy as np
 import pytest
 import torch
 
-from sit_vit5.cli import parse
 from sit_vit5.codecs import build_codec
 from sit_vit5.config import EncodeConfig
+from sit_vit5.config.parse import parse
 from sit_vit5.data import build_source
 from sit_vit5.data import encode as encoding
 from sit_vit5.data.latent_cache import LatentCache
 from sit_vit5.data.loader import StepLoader, from_uint8, posterior_noise
-from sit_vit5.distributed import BatchPlan, Processes
-from sit_vit5.errors import UserError
+from sit_vit5.utils.distributed import BatchPlan, Processes
+from sit_vit5.utils.errors import UserError
 
 ALONE = Processes(0, 1, torch.device("cpu"), lambda: None)
 
@@ -165,11 +165,11 @@ def test_two_processes_write_what_one_writes(cache, tmp_path, image_folder, tiny
         "--shard-size", 10,
     ]  # fmt: skip
     both = tmp_path / "both"
-    shown = command("sit_vit5.data.encode", *shared, "--out", both, processes=2)
+    shown = command("encode", *shared, "--out", both, processes=2)
     assert shown.stdout.splitlines()[-1] == str(both)
     assert "24 images of 2 classes, 2 mirrors x 8 x 4 x 4 float32, 3 shards" in shown.stdout
     assert LatentCache(both).identity == LatentCache(cache).identity
-    again = command("sit_vit5.data.encode", *shared, "--out", both)
+    again = command("encode", *shared, "--out", both)
     assert "complete already" in again.stdout
 
 
@@ -287,7 +287,7 @@ def test_the_index_states_mean_and_deviation_of_the_latents(cache):
 def test_a_small_disk_and_a_second_encoder_are_said_before_the_work(
     tmp_path, image_folder, tiny_vae, monkeypatch
 ):
-    from sit_vit5.files import lock
+    from sit_vit5.utils.files import lock
 
     with lock(tmp_path / "c", "encoding"), pytest.raises(UserError, match="another encoding"):
         encoding.encode(job(tmp_path / "c", image_folder, tiny_vae), ALONE)

@@ -15,10 +15,10 @@ import numpy as np
 import pytest
 import torch
 
-from sit_vit5.data.folder import ImageFolder
 from sit_vit5.data.loader import Batch, StepLoader
-from sit_vit5.distributed import BatchPlan
-from sit_vit5.errors import UserError
+from sit_vit5.data.sources import ImageFolder
+from sit_vit5.utils.distributed import BatchPlan
+from sit_vit5.utils.errors import UserError
 
 
 class Numbers:
@@ -176,7 +176,7 @@ class Failing(Numbers):
 
 
 def test_a_disk_that_does_not_answer_ends_the_wait(monkeypatch):
-    monkeypatch.setattr("sit_vit5.data.workers.POLL", 0.1)
+    monkeypatch.setattr("sit_vit5.data.loader.POLL", 0.1)
     stream = StepLoader(Stuck(10), BatchPlan(4), seed=0, workers=2).steps(0, patience=0.3)
     with pytest.raises(UserError, match="no data for 0.005 minutes: the loader processes hang"):
         next(stream)
@@ -184,7 +184,7 @@ def test_a_disk_that_does_not_answer_ends_the_wait(monkeypatch):
 
 
 def test_a_signal_ends_the_wait_for_a_stuck_disk(monkeypatch):
-    monkeypatch.setattr("sit_vit5.data.workers.POLL", 0.1)
+    monkeypatch.setattr("sit_vit5.data.loader.POLL", 0.1)
     asked = iter([False, False, True])
     stream = StepLoader(Stuck(10), BatchPlan(4), seed=0, workers=2).steps(
         0, stopped=lambda: next(asked)
@@ -225,7 +225,7 @@ def test_a_long_temporary_folder_reaches_the_workers(tmp_path, monkeypatch):
     assert [shown(batch) for (batch,) in islice(loader(workers=1).steps(0), 3)] == plain
     assert len(tempfile.gettempdir()) > 100
     monkeypatch.setattr(this, "_config", dict(fresh))
-    monkeypatch.setattr("sit_vit5.data.workers.SHORT_FOLDERS", ())
+    monkeypatch.setattr("sit_vit5.data.loader.SHORT_FOLDERS", ())
     with pytest.raises(UserError, match="is too long for the loader processes' sockets; set TMPDI"):
         next(loader(workers=1).steps(0))
 

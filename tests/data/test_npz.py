@@ -10,8 +10,8 @@ import pytest
 from builders import COUNT, LABELS, npz, pixels
 
 from sit_vit5.data import build_source
-from sit_vit5.data.npz import Npz
-from sit_vit5.errors import UserError
+from sit_vit5.data.array_sources import Npz
+from sit_vit5.utils.errors import UserError
 
 
 def test_npz_is_mapped_or_read_and_both_are_equal(tmp_path):
@@ -54,7 +54,7 @@ def test_broken_npz_files_are_named(tmp_path, monkeypatch):
         with pytest.raises(UserError, match=message):
             Npz(file, 8)
     np.savez_compressed(file, images=images, labels=LABELS)
-    monkeypatch.setattr("sit_vit5.data.npz.MAX_IN_MEMORY", 100)
+    monkeypatch.setattr("sit_vit5.data.array_sources.MAX_IN_MEMORY", 100)
     with pytest.raises(
         UserError, match="images of .* takes .* KB of memory; save it with np.savez"
     ):

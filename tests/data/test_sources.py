@@ -15,9 +15,9 @@ from PIL import Image
 
 from sit_vit5.config import DataConfig
 from sit_vit5.data import READ_BY, SOURCES, build_source, detect
-from sit_vit5.data.image_source import ArrayImages, checked_names, number_classes
-from sit_vit5.data.images import BadImage, center_crop
-from sit_vit5.errors import UserError
+from sit_vit5.data.sources import ArrayImages, checked_names, number_classes
+from sit_vit5.data.transforms import BadImage, center_crop
+from sit_vit5.utils.errors import UserError
 
 
 @pytest.fixture(params=sorted(BUILDERS))
@@ -187,7 +187,7 @@ def test_hidden_files_do_not_tell_the_source(tmp_path):
 def test_the_digits_are_scikit_learns_whether_its_file_is_found_or_not(monkeypatch):
     from sklearn.datasets import load_digits
 
-    from sit_vit5.data import digits
+    from sit_vit5.data import array_sources as digits
 
     scans = load_digits()
     for found in (True, False):

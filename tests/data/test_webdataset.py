@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 from builders import pixels, png, webdataset, write_tar
 
-from sit_vit5.data.images import BadImage
+from sit_vit5.data.transforms import BadImage
 from sit_vit5.data.webdataset import TarShards
-from sit_vit5.errors import UserError
+from sit_vit5.utils.errors import UserError
 
 CAT = png(pixels()[0])
 SAMPLE = {".png": CAT, ".cls": b"0"}

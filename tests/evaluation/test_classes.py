@@ -11,14 +11,14 @@ import pytest
 from PIL import Image
 
 from sit_vit5.config import MetricsConfig, ReportConfig
-from sit_vit5.data.digits import Digits
-from sit_vit5.errors import UserError
-from sit_vit5.evaluation import classes as module
+from sit_vit5.data.array_sources import Digits
+from sit_vit5.evaluation import per_class as module
 from sit_vit5.evaluation.evaluate import evaluate, examine
 from sit_vit5.evaluation.page import write_page
 from sit_vit5.evaluation.report import report
-from sit_vit5.metrics.reference_file import write_reference
+from sit_vit5.metrics.reference import write_reference
 from sit_vit5.metrics.statistics import Statistics
+from sit_vit5.utils.errors import UserError
 
 TRAIN, HELD_OUT = Digits("train"), Digits("held-out")
 

@@ -15,17 +15,18 @@ from helpers import ROOT
 from PIL import Image
 
 from sit_vit5.config import MakeReferenceConfig, MetricsConfig
-from sit_vit5.data.digits import Digits
-from sit_vit5.distributed import alone
-from sit_vit5.errors import UserError
-from sit_vit5.evaluation import reference as module
+from sit_vit5.data.array_sources import Digits
+from sit_vit5.evaluation import compare as module
+from sit_vit5.evaluation.compare import open_reference
 from sit_vit5.evaluation.evaluate import evaluate
-from sit_vit5.evaluation.make_reference import make_reference
-from sit_vit5.evaluation.reference import open_reference
+from sit_vit5.evaluation.references import make_reference
 from sit_vit5.evaluation.report import metric_name, report
-from sit_vit5.metrics import METRICS, Statistics, extractors, kernel_distance, precision_recall
+from sit_vit5.metrics import METRICS, Statistics, kernel_distance, precision_recall
+from sit_vit5.metrics import features as extractors
 from sit_vit5.metrics.image_sets import array_set
-from sit_vit5.metrics.reference_file import read_reference, write_reference
+from sit_vit5.metrics.reference import read_reference, write_reference
+from sit_vit5.utils.distributed import alone
+from sit_vit5.utils.errors import UserError
 
 TRAIN, HELD_OUT = Digits("train").images, Digits("held-out").images
 

@@ -12,16 +12,15 @@ import pytest
 import torch
 from PIL import Image
 
-from sit_vit5.distributed import Processes
-from sit_vit5.errors import UserError
-from sit_vit5.evaluation import feature_pass
-from sit_vit5.evaluation.compared import choose_metrics, describe_source, find_source
-from sit_vit5.evaluation.feature_cache import FeatureCache
-from sit_vit5.evaluation.feature_pass import Pass, identity_of, read_ahead
-from sit_vit5.evaluation.image_files import FolderSet
-from sit_vit5.evaluation.observing import SEEN, Observing
+from sit_vit5.evaluation import features as feature_pass
+from sit_vit5.evaluation.compare import choose_metrics, describe_source, find_source
+from sit_vit5.evaluation.features import FeatureCache, Pass, identity_of, read_ahead
+from sit_vit5.evaluation.inputs import FolderSet
+from sit_vit5.evaluation.observations import SEEN, Observing
 from sit_vit5.metrics import Statistics
 from sit_vit5.metrics.image_sets import array_set
+from sit_vit5.utils.distributed import Processes
+from sit_vit5.utils.errors import UserError
 
 IMAGES = np.random.default_rng(0).integers(0, 256, (23, 4, 4, 1), dtype=np.uint8)
 SET = array_set("samples", IMAGES)
@@ -67,7 +66,7 @@ def on_processes(monkeypatch, count: int, images=SET):
             return [value for given in said[number] if given is not None for value in given]
 
         monkeypatch.setattr(feature_pass, "gather", gather)
-        monkeypatch.setattr("sit_vit5.distributed.gather", lambda values, processes: values)
+        monkeypatch.setattr("sit_vit5.utils.distributed.gather", lambda values, processes: values)
         processes = Processes(rank, count, torch.device("cpu"), lambda: None)
         return describe(Counting(), images, processes=processes)
 

@@ -10,16 +10,15 @@ from helpers import run_here
 from PIL import Image
 
 from sit_vit5.config import MakeReferenceConfig
-from sit_vit5.data.digits import Digits
-from sit_vit5.data.images import center_crop
-from sit_vit5.distributed import alone
-from sit_vit5.errors import UserError
-from sit_vit5.evaluation import make_reference as module
-from sit_vit5.evaluation.inspect_reference import inspect
-from sit_vit5.evaluation.make_reference import make_reference
-from sit_vit5.files import file_hash
-from sit_vit5.metrics.reference_file import read_reference, write_reference
+from sit_vit5.data.array_sources import Digits
+from sit_vit5.data.transforms import center_crop
+from sit_vit5.evaluation import references as module
+from sit_vit5.evaluation.references import inspect, make_reference
+from sit_vit5.metrics.reference import read_reference, write_reference
 from sit_vit5.metrics.statistics import Statistics
+from sit_vit5.utils.distributed import alone
+from sit_vit5.utils.errors import UserError
+from sit_vit5.utils.files import file_hash
 
 ALONE = alone()
 SCRIPT = "evaluate/reference.py"

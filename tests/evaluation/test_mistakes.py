@@ -12,17 +12,16 @@ import pytest
 from PIL import Image
 
 from sit_vit5.config import MetricsConfig
-from sit_vit5.data.digits import Digits
+from sit_vit5.data.array_sources import Digits
+from sit_vit5.evaluation.checks import Evidence, Finding, find_mistakes
 from sit_vit5.evaluation.evaluate import evaluate
-from sit_vit5.evaluation.feature_cache import FeatureCache
-from sit_vit5.evaluation.feature_pass import Pass
+from sit_vit5.evaluation.features import FeatureCache, Pass
 from sit_vit5.evaluation.inputs import Manifest, open_image_set
-from sit_vit5.evaluation.mistakes import Evidence, Finding, find_mistakes
-from sit_vit5.evaluation.observing import SEEN, Observations, Observing, observe
+from sit_vit5.evaluation.observations import SEEN, Observations, Observing, observe
 from sit_vit5.evaluation.report import report
-from sit_vit5.metrics.extractors import build_extractor
+from sit_vit5.metrics.features import build_extractor
 from sit_vit5.metrics.image_sets import array_set
-from sit_vit5.metrics.reference_file import ADM, STATISTICS, ReferenceFile, read_reference
+from sit_vit5.metrics.reference import ADM, STATISTICS, ReferenceFile, read_reference
 from sit_vit5.metrics.statistics import Gaussian
 
 RNG = np.random.default_rng(0)

@@ -12,18 +12,17 @@ from helpers import BROWSER, Page, run_here, screenshot
 from PIL import Image
 
 from sit_vit5.config import MetricsConfig, ReportConfig
-from sit_vit5.data.digits import Digits
-from sit_vit5.errors import UserError
+from sit_vit5.data.array_sources import Digits
 from sit_vit5.evaluation.evaluate import Evaluation, examine
 from sit_vit5.evaluation.inputs import Manifest
-from sit_vit5.evaluation.page import write_page
-from sit_vit5.evaluation.page_pictures import command_of
+from sit_vit5.evaluation.page import command_of, write_page
 from sit_vit5.evaluation.protocol import differences, protocol_notes, published_rows
 from sit_vit5.evaluation.real_sets import RealSet
 from sit_vit5.evaluation.report import page_path
 from sit_vit5.metrics.image_sets import array_set
-from sit_vit5.metrics.reference_file import write_reference
+from sit_vit5.metrics.reference import write_reference
 from sit_vit5.metrics.statistics import Statistics
+from sit_vit5.utils.errors import UserError
 
 EVIL = '<script src="http://evil">"&'
 NAMES = [EVIL, *"123456789"]

@@ -9,12 +9,12 @@ import pytest
 from PIL import Image
 
 from sit_vit5.config import MetricsConfig, RealDataConfig
-from sit_vit5.data.digits import Digits
-from sit_vit5.data.images import center_crop
-from sit_vit5.errors import UserError
+from sit_vit5.data.array_sources import Digits
+from sit_vit5.data.transforms import center_crop
 from sit_vit5.evaluation import neighbours as module
 from sit_vit5.evaluation.evaluate import evaluate
 from sit_vit5.evaluation.report import report
+from sit_vit5.utils.errors import UserError
 
 TRAIN, HELD_OUT = Digits("train").images, Digits("held-out").images
 LATE = range(200, 206)  # of the samples: copies of training images 1000 ..

@@ -10,13 +10,12 @@ from helpers import Gauss
 
 from sit_vit5.codecs.identity import IdentityCodec
 from sit_vit5.config import ObjectiveConfig
-from sit_vit5.distributed import BatchPlan
 from sit_vit5.flow.interpolants import BETA_MAX, BETA_MIN, INTERPOLANTS
-from sit_vit5.flow.intervals import sampling_interval, training_interval
 from sit_vit5.flow.loss import WEIGHTS, drop_labels, flow_loss, loss_weights
 from sit_vit5.flow.predictions import PREDICTIONS, Flow
-from sit_vit5.flow.times import TIMES, shift_times
-from sit_vit5.training.objective import Objective, training_times
+from sit_vit5.flow.times import TIMES, sampling_interval, shift_times, training_interval
+from sit_vit5.training.flow_matching import Objective, training_times
+from sit_vit5.utils.distributed import BatchPlan
 
 
 @pytest.mark.parametrize("name", INTERPOLANTS)

@@ -8,8 +8,6 @@ import numpy as np
 import pytest
 import torch
 
-from sit_vit5 import distributed
-from sit_vit5.errors import UserError
 from sit_vit5.metrics import (
     METRICS,
     Accumulator,
@@ -19,6 +17,8 @@ from sit_vit5.metrics import (
     frechet_distance_of,
     precision_recall,
 )
+from sit_vit5.utils import distributed
+from sit_vit5.utils.errors import UserError
 
 EXTRACTOR = build_extractor("pixels")
 IMAGES, REAL = np.random.default_rng(0).integers(0, 256, (2, 60, 3, 3, 1), dtype=np.uint8)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from sit_vit5.errors import UserError
 from sit_vit5.metrics import class_distances, kernel_distance
 from sit_vit5.metrics.class_distance import MOST
+from sit_vit5.utils.errors import UserError
 
 WIDTH = 24
 

@@ -11,9 +11,10 @@ import timm
 import torch
 from safetensors.torch import load_file, save_file
 
-from sit_vit5.errors import UserError
 from sit_vit5.metrics import EXTRACTORS, build_extractor, extract_features, extract_statistics
-from sit_vit5.metrics.extractors import find_inception_weights, timm_model
+from sit_vit5.metrics.features import find_inception_weights
+from sit_vit5.metrics.features import timm as timm_model
+from sit_vit5.utils.errors import UserError
 
 # The smallest transformer and the smallest convolutional network of timm.
 TINY, TINY_CNN = "test_vit", "test_byobnet"

@@ -6,19 +6,19 @@ import numpy as np
 import pytest
 import torch
 
-from sit_vit5.errors import UserError
 from sit_vit5.metrics import (
     Gaussian,
     Statistics,
     bootstrap_frechet_distance,
     extrapolated_frechet_distance,
-    frechet,
     frechet_distance,
     frechet_distance_of,
     statistics,
 )
-from sit_vit5.metrics.frechet import self_test
-from sit_vit5.metrics.rows import rows_of
+from sit_vit5.metrics import fid as frechet
+from sit_vit5.metrics.fid import self_test
+from sit_vit5.metrics.statistics import rows_of
+from sit_vit5.utils.errors import UserError
 
 
 def rng(seed: int = 0) -> np.random.Generator:

@@ -14,10 +14,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from sit_vit5.errors import UserError
 from sit_vit5.evaluation.inputs import hash_of, open_image_set, read_manifest
-from sit_vit5.files import file_hash
 from sit_vit5.metrics.image_sets import UnmadeSet, array_set, npz_set, with_channels
+from sit_vit5.utils.errors import UserError
+from sit_vit5.utils.files import file_hash
 
 PIXELS = np.random.default_rng(0).integers(0, 256, (23, 4, 5, 3), dtype=np.uint8)
 

@@ -9,9 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from sit_vit5.errors import UserError
-from sit_vit5.files import file_hash
-from sit_vit5.metrics.reference_file import (
+from sit_vit5.metrics.reference import (
     ADM,
     IMAGES,
     OURS,
@@ -21,6 +19,8 @@ from sit_vit5.metrics.reference_file import (
     write_reference,
 )
 from sit_vit5.metrics.statistics import Statistics
+from sit_vit5.utils.errors import UserError
+from sit_vit5.utils.files import file_hash
 
 RNG = np.random.default_rng(0)
 PIXELS = RNG.integers(0, 256, (5, 4, 4, 3), dtype=np.uint8)

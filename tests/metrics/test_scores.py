@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 import torch
 
-from sit_vit5.errors import UserError
 from sit_vit5.metrics import (
     METRICS,
     Described,
@@ -18,7 +17,8 @@ from sit_vit5.metrics import (
     kid,
     precision_recall,
 )
-from sit_vit5.metrics.extractors import LOGITS, POOL, SPATIAL
+from sit_vit5.metrics.features import LOGITS, POOL, SPATIAL
+from sit_vit5.utils.errors import UserError
 
 # The name in the package is the function's.
 module = sys.modules["sit_vit5.metrics.precision_recall"]

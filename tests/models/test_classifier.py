@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from sit_vit5 import presets
-from sit_vit5.errors import UserError
+from sit_vit5.config import presets
+from sit_vit5.config.presets import Backbone
 from sit_vit5.models.classifier import ViT5Classifier
-from sit_vit5.presets import Backbone
+from sit_vit5.utils.errors import UserError
 
 
 def tiny(recipe: str = "ViT5", **options) -> ViT5Classifier:

@@ -13,13 +13,13 @@ from helpers import ROOT, command_environment
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from sit_vit5 import presets
-from sit_vit5.cli import parse
-from sit_vit5.errors import UserError
-from sit_vit5.models.__main__ import CLASSIFIERS, ListConfig, matching
+from sit_vit5.analysis.cost import classifier_cost, denoiser_cost
+from sit_vit5.commands.models import CLASSIFIERS, ListConfig, matching
+from sit_vit5.config import presets
+from sit_vit5.config.parse import parse
 from sit_vit5.models.classifier import ViT5Classifier
-from sit_vit5.models.cost import classifier_cost, denoiser_cost
 from sit_vit5.models.denoiser import Denoiser
+from sit_vit5.utils.errors import UserError
 
 GOLDEN = json.loads((ROOT / "tests" / "golden" / "param_counts.json").read_text())
 OFFICIAL_CLASSIFIERS = dict(
@@ -117,7 +117,7 @@ def test_a_wrong_listing_is_refused(argv, message):
 
 def listing(*arguments: str, code: int = 0) -> subprocess.CompletedProcess:
     shown = subprocess.run(
-        [sys.executable, "-m", "sit_vit5.models", *arguments],
+        [sys.executable, "-m", "sit_vit5", "models", *arguments],
         cwd=ROOT, env=command_environment(), capture_output=True, text=True, timeout=120,
     )  # fmt: skip
     assert shown.returncode == code, shown.stderr

@@ -8,11 +8,11 @@ from dataclasses import fields, replace
 import pytest
 import torch
 
-from sit_vit5 import presets
-from sit_vit5.errors import UserError
+from sit_vit5.config import presets
+from sit_vit5.config.presets import Backbone
+from sit_vit5.config.recipes import Recipe
 from sit_vit5.models.denoiser import Denoiser, check_labels
-from sit_vit5.presets import Backbone
-from sit_vit5.recipes import Recipe
+from sit_vit5.utils.errors import UserError
 
 
 def tiny(

@@ -8,11 +8,11 @@ from dataclasses import asdict
 import pytest
 import torch
 
-from sit_vit5 import presets
-from sit_vit5.errors import UserError
+from sit_vit5.config import presets
+from sit_vit5.config.presets import Backbone
+from sit_vit5.interop.diffusers import ViT5SiT
 from sit_vit5.models.denoiser import Denoiser
-from sit_vit5.models.diffusers_model import ViT5SiT
-from sit_vit5.presets import Backbone
+from sit_vit5.utils.errors import UserError
 
 
 def network(recipe: str) -> Denoiser:

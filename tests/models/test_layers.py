@@ -9,7 +9,8 @@ import pytest
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from sit_vit5 import presets
+from sit_vit5.config import presets
+from sit_vit5.config.recipes import RECIPES
 from sit_vit5.models import fused
 from sit_vit5.models.block import Block
 from sit_vit5.models.denoiser import Denoiser
@@ -28,7 +29,6 @@ from sit_vit5.models.layers import (
     unpatchify,
 )
 from sit_vit5.models.rope import rotary_angles, rotary_table, rotate
-from sit_vit5.recipes import RECIPES
 
 
 @pytest.mark.parametrize("scale", [1e-3, 1.0, 1e4])

@@ -14,11 +14,10 @@ import torch
 from helpers import golden_weights
 from safetensors.torch import load_file, save_file
 
-from sit_vit5.errors import UserError
-from sit_vit5.models.classifier import ViT5Classifier
-from sit_vit5.models.classifier_folder import load_classifier, save_classifier
+from sit_vit5.config.presets import RECIPES, Backbone, backbone, backbone_from_dict
+from sit_vit5.models.classifier import ViT5Classifier, load_classifier, save_classifier
 from sit_vit5.models.official import official_classifier, official_denoiser, read_official
-from sit_vit5.presets import RECIPES, Backbone, backbone, backbone_from_dict
+from sit_vit5.utils.errors import UserError
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 

@@ -21,10 +21,10 @@ from timm.utils import CheckpointSaver, ModelEmaV3
 from torch import Tensor
 from torch.nn import functional as F
 
-from sit_vit5.errors import UserError
+from sit_vit5.interop.timm import TimmViT5, run_script
 from sit_vit5.models.classifier import ViT5Classifier
 from sit_vit5.models.layers import resize_positions
-from sit_vit5.models.timm_models import TimmViT5, run_script
+from sit_vit5.utils.errors import UserError
 
 NAMES = ("vit5_small", "vit5_base", "vit5_large", "vit5_xlarge")
 GOLDEN = Path(__file__).parents[1] / "golden"
@@ -382,7 +382,7 @@ sys.exit(7)
 
 def run_module(*arguments: object) -> subprocess.CompletedProcess:
     return subprocess.run(
-        [sys.executable, "-W", "error::UserWarning", "-m", "sit_vit5.models.timm_models"]
+        [sys.executable, "-W", "error::UserWarning", "-m", "sit_vit5.interop.timm"]
         + [str(argument) for argument in arguments],
         env=command_environment(),
         cwd=ROOT,
@@ -397,7 +397,7 @@ def test_runner_runs_a_script_with_the_models_and_its_own_arguments(tmp_path):
     (tmp_path / "neighbour.py").write_text("WORD = 'found'")
     finished = run_module(tmp_path / "train.py", "--model", "vit5_small", "--lr=1")
     assert finished.returncode == 7, finished.stderr[-2000:]
-    assert finished.stdout.split("] ")[1].split() == ["sit_vit5.models.timm_models", "found"]
+    assert finished.stdout.split("] ")[1].split() == ["sit_vit5.interop.timm", "found"]
     assert finished.stdout.startswith("['--model', 'vit5_small', '--lr=1']")
 
 
@@ -406,11 +406,13 @@ def test_runner_without_a_script_is_one_line_and_status_2():
     assert finished.returncode == 2
     (line,) = finished.stderr.splitlines()
     assert line.startswith("error: no script is given; use") and "train.py --model" in line
-    with pytest.raises(UserError, match=r"absent.py is no file; use python -m sit_vit5.models"):
+    with pytest.raises(UserError, match=r"absent.py is no file; use python -m sit_vit5 models"):
         run_script(["absent.py", "--model", "vit5_base"])
 
 
 def test_package_imports_timm_only_with_this_module():
-    code = "import sys, sit_vit5.models.classifier, sit_vit5.models.convert, sit_vit5.cli; "
+    code = (
+        "import sys, sit_vit5.models.classifier, sit_vit5.models.official, sit_vit5.config.parse; "
+    )
     code += "sys.exit('timm' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], env=command_environment()).returncode == 0

@@ -19,14 +19,13 @@ from metric_checks import adm_metrics
 from safetensors.torch import load_file
 from trajectory_checks import trajectory
 
-from sit_vit5 import presets
-from sit_vit5.data.images import center_crop, read_rgb
+from sit_vit5.config import presets
+from sit_vit5.data.transforms import center_crop, read_rgb
 from sit_vit5.flow.loss import drop_labels
 from sit_vit5.models.classifier import ViT5Classifier
-from sit_vit5.models.conditioning import timestep_embedding
-from sit_vit5.models.convert import sit_state_dict, vit5_state_dict
 from sit_vit5.models.denoiser import Denoiser
-from sit_vit5.models.layers import RMSNorm, sincos_positions
+from sit_vit5.models.layers import RMSNorm, sincos_positions, timestep_embedding
+from sit_vit5.models.official import sit_state_dict, vit5_state_dict
 from sit_vit5.models.rope import rotary_angles, rotate
 
 

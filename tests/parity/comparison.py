@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from sit_vit5 import presets
-from sit_vit5.models.convert import sit_state_dict
+from sit_vit5.config import presets
 from sit_vit5.models.denoiser import Denoiser
+from sit_vit5.models.official import sit_state_dict
 
 Tensors = dict[str, Tensor]
 

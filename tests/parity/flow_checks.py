@@ -17,11 +17,10 @@ from torch import Tensor
 
 from sit_vit5.config import ADAPTIVE_METHODS
 from sit_vit5.flow.interpolants import coefficients
-from sit_vit5.flow.intervals import EPS, sampling_interval, training_interval
 from sit_vit5.flow.loss import flow_loss
 from sit_vit5.flow.predictions import Flow
-from sit_vit5.sampling.field import Field, Network
-from sit_vit5.sampling.guidance import Guidance, guided
+from sit_vit5.flow.times import EPS, sampling_interval, training_interval
+from sit_vit5.sampling.field import Field, Guidance, Network, guided
 from sit_vit5.sampling.likelihood import log_likelihood
 from sit_vit5.sampling.ode import SOLVERS, adaptive, uniform_grid
 from sit_vit5.sampling.sde import DIFFUSIONS, LAST_STEPS, SDE_SOLVERS, Sde

@@ -12,19 +12,18 @@ from accelerate import Accelerator
 from comparison import Check, Tensors
 from torch import Tensor
 
-from sit_vit5 import presets
 from sit_vit5.codecs.identity import IdentityCodec
-from sit_vit5.config import EmaConfig, ObjectiveConfig, OptimizerConfig, TrainConfig
+from sit_vit5.config import EmaConfig, ObjectiveConfig, OptimizerConfig, TrainConfig, presets
 from sit_vit5.data.loader import Batch
-from sit_vit5.distributed import BatchPlan
-from sit_vit5.flow.intervals import training_interval
-from sit_vit5.models.convert import sit_state_dict
+from sit_vit5.flow.times import training_interval
 from sit_vit5.models.denoiser import Denoiser
+from sit_vit5.models.official import sit_state_dict
 from sit_vit5.models.state_dict import fold_gammas
 from sit_vit5.training.ema import Ema
-from sit_vit5.training.learner import Learner
-from sit_vit5.training.objective import Objective
+from sit_vit5.training.flow_matching import Objective
 from sit_vit5.training.stepping import Stepping
+from sit_vit5.training.train_state import Learner
+from sit_vit5.utils.distributed import BatchPlan
 
 # Of an official ViT-5: rotary tables, and weights of norms that adaLN scales, which stay 1.
 COMPUTED = (".freqs", "norm1.weight", "norm2.weight", "norm_final.weight")

@@ -15,23 +15,19 @@ from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from sit_vit5 import presets
-from sit_vit5.cli import load_config, parse_over_train
+from sit_vit5.analysis.plan import LiveMemory, Plan, activations, call_peak, encoding, make_plan
+from sit_vit5.analysis.plan_report import duration, report
 from sit_vit5.codecs import CODECS
 from sit_vit5.codecs.identity import IdentityCodec
-from sit_vit5.config import CheckpointConfig, CodecConfig
-from sit_vit5.disk import checkpoints_on_disk, run_disk
-from sit_vit5.errors import UserError, size_text
+from sit_vit5.commands.plan import main as run_plan
+from sit_vit5.config import CheckpointConfig, CodecConfig, presets
+from sit_vit5.config.parse import load_config, parse_over_train
+from sit_vit5.config.plan import DEVICES, PlanCommand
 from sit_vit5.models.denoiser import Denoiser
-from sit_vit5.plan.__main__ import main as run_plan
-from sit_vit5.plan.devices import DEVICES
-from sit_vit5.plan.encoding import encoding
-from sit_vit5.plan.estimate import Plan, make_plan
-from sit_vit5.plan.memory import LiveMemory, activations, call_peak
-from sit_vit5.plan.options import PlanCommand
-from sit_vit5.plan.report import duration, report
-from sit_vit5.precision import autocast
-from sit_vit5.training.learner import Learner
+from sit_vit5.training.disk import checkpoints_on_disk, run_disk
+from sit_vit5.training.train_state import Learner
+from sit_vit5.utils.errors import UserError, size_text
+from sit_vit5.utils.precision import autocast
 
 IMAGENET = "configs/imagenet256_vit5_xl.yaml"
 # Width 8, one block, on 8x8 digits: small enough to count by hand.
@@ -324,7 +320,7 @@ def test_unnamed_data_are_planned_as_cached_latents_and_named_images_as_encoded(
     class Images(list):
         kind, item_shape, class_names = "images", (3, 256, 256), ("a", "b")
 
-    monkeypatch.setattr("sit_vit5.plan.estimate.build_source", lambda data: Images([1, 2]))
+    monkeypatch.setattr("sit_vit5.analysis.plan.build_source", lambda data: Images([1, 2]))
     for argv, first in (((), "on latents encoded once"), (("--data.path", "x"), "encoding every")):
         options = planned("--model", "SiT-S/2", "--steps", "1000", *argv)
         plan = make_plan(options)
@@ -359,7 +355,7 @@ def test_latents_need_no_codec(monkeypatch):
     class Cached(list):
         kind, item_shape, class_names = "moments", (4, 6, 8), ("a", "b")
 
-    monkeypatch.setattr("sit_vit5.plan.estimate.build_source", lambda data: Cached([1, 2]))
+    monkeypatch.setattr("sit_vit5.analysis.plan.build_source", lambda data: Cached([1, 2]))
     options = planned("--model", "SiT-Nano/2", "--data.path", "cache")
     plan = make_plan(options)
     assert plan.encoding.latent_shape == (4, 6, 8) and plan.data.num_classes == 2
@@ -390,7 +386,7 @@ def test_the_report_says_what_the_options_change():
 
 def command(*arguments: str, code: int = 0) -> subprocess.CompletedProcess:
     shown = subprocess.run(
-        [sys.executable, "-m", "sit_vit5.plan", *arguments],
+        [sys.executable, "-m", "sit_vit5", "plan", *arguments],
         cwd=ROOT, env=command_environment(), capture_output=True, text=True, timeout=180,
     )  # fmt: skip
     assert shown.returncode == code, shown.stderr
@@ -451,13 +447,13 @@ def test_a_wrong_command_gets_one_line_and_status_two():
     assert line.startswith("error: ") and "h100" in line
 
 
-@pytest.mark.parametrize("module", ["sit_vit5.plan", "sit_vit5.models"])
+@pytest.mark.parametrize("module", ["plan", "models"])
 def test_help_lists_the_options_without_torch(module):
     code = (
         "import runpy, sys\n"
-        f"sys.argv = [{module!r}, '--help']\n"
+        f"sys.argv = ['sit_vit5', {module!r}, '--help']\n"
         "try:\n"
-        f"    runpy.run_module({module!r}, run_name='__main__', alter_sys=True)\n"
+        "    runpy.run_module('sit_vit5', run_name='__main__', alter_sys=True)\n"
         "except SystemExit as stop:\n"
         "    assert not stop.code\n"
         "assert 'torch' not in sys.modules\n"
@@ -468,8 +464,8 @@ def test_help_lists_the_options_without_torch(module):
     )  # fmt: skip
     assert shown.returncode == 0, shown.stderr
     expected = {
-        "sit_vit5.plan": ["--gpus INT", "--optimizer.lr FLOAT", "--config"],
-        "sit_vit5.models": ["--image-size INT", "--json"],
+        "plan": ["--gpus INT", "--optimizer.lr FLOAT", "--config"],
+        "models": ["--image-size INT", "--json"],
     }[module]
     assert all(option in shown.stdout for option in expected)
 

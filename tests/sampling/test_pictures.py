@@ -12,15 +12,7 @@ import torch
 from helpers import tiny_denoiser
 from PIL import Image
 
-from sit_vit5 import rng
-from sit_vit5.codecs import build_codec
-from sit_vit5.config import ADAPTIVE_METHODS, SDE_METHODS, SdeConfig
-from sit_vit5.errors import UserError
-from sit_vit5.flow.predictions import Flow
-from sit_vit5.sampling.generator import Generator, Settings
-from sit_vit5.sampling.grid import TILE, sample_grid
-from sit_vit5.sampling.guidance import Guidance
-from sit_vit5.sampling.interpolation import (
+from sit_vit5.analysis.interpolation import (
     BetweenSeeds,
     between_classes,
     draw_interpolation_frames,
@@ -29,9 +21,16 @@ from sit_vit5.sampling.interpolation import (
     position_names,
     slerp,
 )
+from sit_vit5.analysis.trajectory import Moment, denoising_path, draw_path_frames, draw_path_strip
+from sit_vit5.codecs import build_codec
+from sit_vit5.config import ADAPTIVE_METHODS, SDE_METHODS, SdeConfig
+from sit_vit5.flow.predictions import Flow
+from sit_vit5.sampling.field import Guidance
+from sit_vit5.sampling.generator import Generator, Settings
+from sit_vit5.sampling.grid import TILE, decimals, sample_grid, save_animation
 from sit_vit5.sampling.ode import SOLVERS
-from sit_vit5.sampling.path import Moment, denoising_path, draw_path_frames, draw_path_strip
-from sit_vit5.sampling.pictures import decimals, save_animation
+from sit_vit5.utils import rng
+from sit_vit5.utils.errors import UserError
 
 FIXED = {"steps": 6}
 NOISY = {"steps": 6, "sde": SdeConfig()}
@@ -150,7 +149,7 @@ def test_a_path_keeps_the_states_that_it_shows(monkeypatch):
 
 
 def test_more_images_than_fit_into_memory_are_refused(monkeypatch):
-    monkeypatch.setattr("sit_vit5.memory.free_memory", lambda: 10**6)
+    monkeypatch.setattr("sit_vit5.utils.memory.free_memory", lambda: 10**6)
     names = [str(label) for label in range(1000)]
     with pytest.raises(UserError, match="1,000,000 images takes .* GB .*; ask for fewer classes"):
         sample_grid({"a": generator()}, classes=range(1000), class_names=names, columns=1000)

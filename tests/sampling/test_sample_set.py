@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from sit_vit5.errors import UserError
-from sit_vit5.files import lock
 from sit_vit5.sampling.sample_set import SampleSet, write_pngs
+from sit_vit5.utils.errors import UserError
+from sit_vit5.utils.files import lock
 
 SETTINGS = {"seed": 0, "steps": 5}
 SHAPE = (2, 3, 1)

@@ -12,13 +12,13 @@ from helpers import tiny_denoiser
 
 from sit_vit5.codecs import build_codec, to_uint8
 from sit_vit5.config import SdeConfig
-from sit_vit5.errors import UserError
 from sit_vit5.flow.predictions import Flow
+from sit_vit5.sampling.field import Guidance
 from sit_vit5.sampling.generator import Generator, Settings, choose_labels, find_classes
 from sit_vit5.sampling.grid import GAP, TILE, draw_grid, sample_grid
-from sit_vit5.sampling.guidance import Guidance
 from sit_vit5.sampling.ode import STAGES
 from sit_vit5.sampling.sde import SDE_STAGES
+from sit_vit5.utils.errors import UserError
 
 
 def generator(num_classes: int = 3, reference=None, flow: Flow | None = None, **changes):

@@ -9,14 +9,14 @@ import torch
 from helpers import Gauss, tiny_denoiser
 
 from sit_vit5.config import ADAPTIVE_METHODS
-from sit_vit5.errors import UserError
 from sit_vit5.flow.interpolants import INTERPOLANTS
-from sit_vit5.flow.intervals import sampling_interval
 from sit_vit5.flow.predictions import Flow
-from sit_vit5.sampling.field import Field, Network
-from sit_vit5.sampling.guidance import (
+from sit_vit5.flow.times import sampling_interval
+from sit_vit5.sampling.field import (
     SCHEDULES,
+    Field,
     Guidance,
+    Network,
     guidance_scale_or_default,
     guided,
     interval_in_steps,
@@ -26,6 +26,7 @@ from sit_vit5.sampling.guidance import (
 from sit_vit5.sampling.likelihood import bits_per_dimension, divergence, log_likelihood
 from sit_vit5.sampling.ode import SOLVERS, adaptive, shifted_grid, uniform_grid
 from sit_vit5.sampling.sde import DIFFUSIONS, LAST_STEPS, SDE_SOLVERS, Sde
+from sit_vit5.utils.errors import UserError
 
 ORDERS = {"euler": 1, "midpoint": 2, "heun": 2, "heun3": 3, "rk4": 4, "ab2": 2}
 EXACT = math.exp(math.sin(1))  # x(1) of dx/dt = x cos(t), x(0) = 1

@@ -7,8 +7,8 @@ import torch
 from torch import nn
 
 from sit_vit5.config import EmaConfig
-from sit_vit5.power_average import shape_of
 from sit_vit5.training.ema import Ema, rules
+from sit_vit5.utils.power_ema import shape_of
 
 
 class Counter(nn.Module):

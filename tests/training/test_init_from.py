@@ -11,14 +11,13 @@ import torch
 from helpers import TINY, assert_equal, golden_weights, run_here
 from safetensors.torch import load_file, save_file
 
-from sit_vit5.checkpoint import open_checkpoint
-from sit_vit5.errors import UserError
-from sit_vit5.models.classifier import ViT5Classifier
-from sit_vit5.models.classifier_folder import save_classifier
+from sit_vit5.config.presets import RECIPES, Backbone
+from sit_vit5.config.recipes import Recipe
+from sit_vit5.models.checkpoint import open_checkpoint
+from sit_vit5.models.classifier import ViT5Classifier, save_classifier
 from sit_vit5.models.denoiser import Denoiser
-from sit_vit5.presets import RECIPES, Backbone
-from sit_vit5.recipes import Recipe
 from sit_vit5.training.init_from import grouped, init_from
+from sit_vit5.utils.errors import UserError
 
 
 def classifier(recipe: str) -> ViT5Classifier:
@@ -153,7 +152,7 @@ def test_what_cannot_serve_is_refused(tmp_path):
     with pytest.raises(UserError, match="no weight of .* fits the model; check --model"):
         take(denoiser("ViT5", width=64), str(tmp_path / "donor"), ())
     torch.save(golden_weights("sit_model_nosigma"), tmp_path / "sit.pt")
-    with pytest.raises(UserError, match=r"first: python -m sit_vit5.convert .*sit.pt --to DIR"):
+    with pytest.raises(UserError, match=r"first: python -m sit_vit5 convert .*sit.pt --to DIR"):
         take(denoiser("ViT5"), str(tmp_path / "sit.pt"), ())
     weights = golden_weights("deit3_ls_classifier")
     torch.save(weights, tmp_path / "deit.pth")

@@ -9,9 +9,7 @@ import torch
 from safetensors.torch import load_file
 from torch import nn
 
-from sit_vit5 import presets
-from sit_vit5.config import OptimizerConfig
-from sit_vit5.errors import UserError
+from sit_vit5.config import OptimizerConfig, presets
 from sit_vit5.models.denoiser import Denoiser
 from sit_vit5.training.optimizer import (
     Muon,
@@ -21,6 +19,7 @@ from sit_vit5.training.optimizer import (
     orthogonalize,
     warmup,
 )
+from sit_vit5.utils.errors import UserError
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "muon.safetensors"
 SHAPES = ((64, 64), (192, 64), (64, 256))

@@ -13,15 +13,14 @@ import pytest
 from helpers import BROWSER, ROOT, TINY, Page, screenshot
 from PIL import Image
 
-from sit_vit5.checkpoint import open_checkpoint
-from sit_vit5.cli import parse, parse_train
 from sit_vit5.codecs import build_codec
 from sit_vit5.config import GenerateConfig
+from sit_vit5.config.parse import parse, parse_train
 from sit_vit5.data import build_source
-from sit_vit5.published import SAMPLER_FLAGS
-from sit_vit5.training.curves import Axis, curve, means, thin
-from sit_vit5.training.page import write_page
-from sit_vit5.training.page_grids import EMBEDDED
+from sit_vit5.models.checkpoint import open_checkpoint
+from sit_vit5.report.curves import Axis, curve, means, thin
+from sit_vit5.report.published import SAMPLER_FLAGS
+from sit_vit5.report.run_page import EMBEDDED, write_page
 from sit_vit5.training.stepping import Stepping
 from sit_vit5.training.trainer import Trainer
 
@@ -245,7 +244,7 @@ def test_a_page_that_cannot_be_written_is_one_warning(tmp_path, monkeypatch, cap
     def fail(*_):
         raise OSError("no space left")
 
-    monkeypatch.setattr("sit_vit5.training.run_log.write_page", fail)
+    monkeypatch.setattr("sit_vit5.training.logging.write_page", fail)
     run = train(tmp_path)
     assert open_checkpoint(run).state.step == 6
     assert capsys.readouterr().out.count("run.html not written: no space left") == 1

@@ -12,8 +12,8 @@ import torch
 from helpers import ROOT, TINY, assert_equal, command_environment, command_line, final_tensors
 from test_trainer import config, rows, trainer
 
-from sit_vit5.checkpoint import open_checkpoint
-from sit_vit5.errors import UserError
+from sit_vit5.models.checkpoint import open_checkpoint
+from sit_vit5.utils.errors import UserError
 
 LAUNCHED = "tests/training/launched.py"
 

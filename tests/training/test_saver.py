@@ -10,11 +10,11 @@ import pytest
 from helpers import assert_equal, final_tensors
 from test_trainer import config, trainer
 
-from sit_vit5.checkpoint import open_checkpoint, save_checkpoint
 from sit_vit5.config import CheckpointConfig, TrainConfig
-from sit_vit5.disk import run_disk
-from sit_vit5.errors import UserError
-from sit_vit5.run_folder import checkpoint_steps
+from sit_vit5.models.checkpoint import open_checkpoint, save_checkpoint
+from sit_vit5.training.disk import run_disk
+from sit_vit5.utils.errors import UserError
+from sit_vit5.utils.run_folder import checkpoint_steps
 
 SAVE = "sit_vit5.training.saver.save_checkpoint"
 
@@ -94,7 +94,9 @@ def test_disk_of_a_run_is_counted_from_its_intervals():
 
 def test_a_disk_too_small_is_refused_before_the_first_step(tmp_path, monkeypatch, capsys):
     free = 10**6
-    monkeypatch.setattr("sit_vit5.files.shutil.disk_usage", lambda path: SimpleNamespace(free=free))
+    monkeypatch.setattr(
+        "sit_vit5.utils.files.shutil.disk_usage", lambda path: SimpleNamespace(free=free)
+    )
     with pytest.raises(UserError, match="the checkpoints of this run .* need .* free; free som"):
         trainer(config(tmp_path, "--steps", 40, "--checkpoint.keep", 9)).run()
     assert not (tmp_path / "run" / "latest").exists()

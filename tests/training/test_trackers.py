@@ -15,10 +15,10 @@ from helpers import ROOT
 from PIL import Image
 from test_page import train
 
-from sit_vit5.cli import parse_train
 from sit_vit5.config import TrainConfig
-from sit_vit5.errors import UserError
-from sit_vit5.training.trackers import Trackers, check_trackers
+from sit_vit5.config.parse import parse_train
+from sit_vit5.training.logging import Trackers, check_trackers
+from sit_vit5.utils.errors import UserError
 
 
 @pytest.fixture(autouse=True)

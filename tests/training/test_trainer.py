@@ -12,15 +12,15 @@ import pytest
 import torch
 from helpers import TINY, assert_equal, final_tensors
 
-from sit_vit5.checkpoint import open_checkpoint, save_checkpoint
-from sit_vit5.cli import parse_train
 from sit_vit5.codecs import build_codec
 from sit_vit5.config import TrainConfig
+from sit_vit5.config.parse import parse_train
 from sit_vit5.data import build_source
-from sit_vit5.errors import UserError
-from sit_vit5.files import lock
-from sit_vit5.training import objective
+from sit_vit5.models.checkpoint import open_checkpoint, save_checkpoint
+from sit_vit5.training import flow_matching as objective
 from sit_vit5.training.trainer import Trainer
+from sit_vit5.utils.errors import UserError
+from sit_vit5.utils.files import lock
 
 
 @pytest.fixture(autouse=True)

@@ -13,11 +13,11 @@ import torch
 from helpers import ROOT, assert_equal, command_environment, final_tensors
 from test_trainer import config, poison, rows, trainer
 
-from sit_vit5.checkpoint import open_checkpoint
 from sit_vit5.config import WatchdogConfig
-from sit_vit5.errors import UserError
-from sit_vit5.training import objective
+from sit_vit5.models.checkpoint import open_checkpoint
+from sit_vit5.training import flow_matching as objective
 from sit_vit5.training.watchdog import ENOUGH, HISTORY, Watchdog
+from sit_vit5.utils.errors import UserError
 
 
 def watchdog(**options) -> Watchdog:
@@ -207,8 +207,8 @@ def test_time_lost_to_data_is_logged_and_said(tmp_path, capsys):
 STUCK = """
 import sys, time
 from datetime import timedelta
-from sit_vit5.distributed import Words, join_processes
-from sit_vit5.errors import UserError
+from sit_vit5.utils.distributed import Words, join_processes
+from sit_vit5.utils.errors import UserError
 
 processes = join_processes(minutes=0.05)
 words = Words(processes.count, timedelta(seconds=3), roll_call=timedelta(seconds=2))

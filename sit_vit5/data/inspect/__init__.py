@@ -1,1 +1,0 @@
-"""The command `python -m sit_vit5.data.inspect`."""

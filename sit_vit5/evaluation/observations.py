@@ -1,0 +1,83 @@
+"""What is seen of the images themselves while they are read for their features.
+
+It travels as one more output of the extractor, so that it is shared among processes, put in order
+and kept on the disk as features are.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+import numpy as np
+
+from sit_vit5.metrics.features import POOL, Extractor
+from sit_vit5.metrics.image_sets import equal_channels, with_channels
+
+STRIDE = 997  # prime, so that the pixels looked at first lie in all columns
+SEEN = "seen"  # the output: uint8 (B, 9), eight bytes of a digest, and 1 for a single colour
+
+
+class Observing:
+    """An extractor that gives `SEEN` too.
+
+    channels: of the images that the extractor gets, 1 or 3, whatever a set of grey images has, so
+    that equal images give equal features; None: as they come.
+    """
+
+    def __init__(self, extractor: Extractor, channels: int | None = None):
+        self.extractor, self.channels = extractor, channels
+        self.identity, self.outputs = extractor.identity, extractor.outputs
+        self._thread = ThreadPoolExecutor(1)
+
+    def __call__(
+        self, images: np.ndarray, outputs: Sequence[str] = (POOL,)
+    ) -> dict[str, np.ndarray]:
+        images = with_channels(images, self.channels or images.shape[-1], name="images")
+        features = [output for output in outputs if output != SEEN]
+        # In a thread: hashing lets go of Python's lock, and a GPU leaves the CPU idle.
+        seen = self._thread.submit(observe, images) if SEEN in outputs else None
+        found = self.extractor(images, features) if features else {}
+        return found if seen is None else {**found, SEEN: seen.result()}
+
+
+@dataclass(frozen=True)
+class Observations:
+    """Of each image in order. digests: equal for equal pixels, uint64 (N,); plain: whether all
+    pixels have one colour, bool (N,)."""
+
+    digests: np.ndarray
+    plain: np.ndarray
+
+    @classmethod
+    def of(cls, rows: Mapping[str, np.ndarray]) -> Observations | None:
+        """Those among the rows of a pass, if there was one."""
+        if SEEN not in rows:
+            return None
+        seen = np.ascontiguousarray(rows[SEEN])
+        return cls(np.ascontiguousarray(seen[:, :8]).view(np.uint64)[:, 0], seen[:, 8] > 0)
+
+
+def observe(images: np.ndarray) -> np.ndarray:
+    """uint8 (B, H, W, C) -> uint8 (B, 9), see `SEEN`; a grey image counts by one channel."""
+    images = np.ascontiguousarray(images)
+    # SHA-256, which CPUs have instructions for: half the time of BLAKE2.
+    digests = b"".join(hashlib.sha256(_one_channel(image)).digest()[:8] for image in images)
+    return np.column_stack([np.frombuffer(digests, np.uint8).reshape(-1, 8), _plain(images)])
+
+
+def _one_channel(image: np.ndarray) -> np.ndarray:
+    """(H, W, C), or (H, W, 1) of a grey image; most in colour are told by a few of their pixels."""
+    if image.shape[-1] == 1 or not equal_channels(image.reshape(-1, image.shape[-1])[::STRIDE]):
+        return image
+    return np.ascontiguousarray(image[..., :1]) if equal_channels(image) else image
+
+
+def _plain(images: np.ndarray) -> np.ndarray:
+    """Which images have a single colour, bool (B,); most are told by a few of their pixels."""
+    pixels = images.reshape(len(images), -1, images.shape[-1])  # (B, H * W, C)
+    found = (pixels[:, ::STRIDE] == pixels[:, :1]).all(axis=(1, 2))
+    found[found] = (pixels[found] == pixels[found, :1]).all(axis=(1, 2))
+    return found
