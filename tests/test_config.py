@@ -30,14 +30,12 @@ from sit_vit5.config import (
 )
 from sit_vit5.config.flags import options_of
 from sit_vit5.config.parse import (
-    TrainCommand,
     dump_config,
     load_config,
     load_saved_config,
     parse,
     parse_train,
 )
-from sit_vit5.config.plan import PlanCommand
 from sit_vit5.config.recipes import Recipe
 from sit_vit5.flow.interpolants import INTERPOLANTS
 from sit_vit5.flow.loss import WEIGHTS
@@ -249,11 +247,15 @@ def dataclasses_of(package: ModuleType) -> list[type]:
         value
         for module in modules
         for value in vars(module).values()
-        if is_dataclass(value) and value.__module__ == module.__name__
+        if isinstance(value, type) and is_dataclass(value) and value.__module__ == module.__name__
     ]
 
 
-CONFIGS = [*dataclasses_of(sit_vit5.config), ListConfig, PlanCommand, TrainCommand]
+CONFIGS = [
+    config
+    for config in [*dataclasses_of(sit_vit5.config), ListConfig]
+    if config.__name__.endswith(("Config", "Command"))
+]
 # Texts that are not files, by the last part of their names.
 NO_FILES = {
     "agreement", "classes", "device", "features", "image_column", "intervals", "label",

@@ -31,7 +31,7 @@ def sit(tmp_path) -> Path:
 def test_an_imported_sit_samples_and_evaluates_like_ours(tmp_path, sit, tiny_vae, command, capsys):
     folder = tmp_path / "sit"
     codec = ("--codec.path", tiny_vae)
-    said = command("-m", "sit_vit5", "convert", sit, "--to", folder, "--heads", 4, *codec)
+    said = command("convert", sit, "--to", folder, "--heads", 4, *codec)
     assert said.stdout.splitlines()[-1] == str(folder)
     picture = tmp_path / "grid.png"
     drawn = ("--columns", 2, "--steps", 2, "--out", picture)

@@ -528,7 +528,7 @@ def test_export_writes_all_or_nothing_and_refuses_in_one_line(checkpoint, tmp_pa
             main(*options)
     with pytest.raises(UserError, match="exists; choose another folder"):
         export_command.main(["--checkpoint", str(checkpoint), "--to", str(tmp_path)])
-    monkeypatch.setattr(export, "FINDER_FILE", "x" * 300)
+    monkeypatch.setattr(export_command, "FINDER_FILE", "x" * 300)
     with pytest.raises((UserError, OSError), match="File name too long"):
         main()
     assert list(tmp_path.iterdir()) == []

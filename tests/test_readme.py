@@ -69,7 +69,8 @@ def commands_in(text: str, *, indent: int) -> list[tuple[str, list[str]]]:
         if not re.match(rf" {{{indent}}}(python|accelerate|torchrun) (?!-c |-m venv )", line):
             continue
         words = shlex.split(line, comments=True)
-        (script,) = [word for word in words if word in PARSERS]
+        scripts = [word for word in words if word in PARSERS and word.endswith(".py")]
+        script = scripts[0] if scripts else words[words.index("sit_vit5") + 1]
         found.append((script, words[words.index(script) + 1 :]))
     return found
 

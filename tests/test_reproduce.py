@@ -116,7 +116,7 @@ def unlaunched(words: list[str]) -> tuple[str, list[str]]:
     launcher = launch_command_parser().parse_args(words[2:])
     assert Path(launcher.config_file).is_file()
     words = [launcher.training_script, *launcher.training_script_args]
-    assert launcher.module == (words[0] == "sit_vit5")
+    assert bool(launcher.module) == (words[0] == "sit_vit5")
     return unlaunched(["python", "-m", *words] if launcher.module else ["python", *words])
 
 

@@ -25,7 +25,7 @@ def main(argv: list[str]) -> None:
     target = Path(options.to)
     check_new_folder(target)
 
-    from sit_vit5.interop.official import read_official
+    from sit_vit5.models.official import read_official
 
     official = read_official(Path(options.source))
     if official.is_denoiser:

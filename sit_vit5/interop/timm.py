@@ -339,10 +339,12 @@ def run_script(argv: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    # Imported anew under its own name, which pickles keep: the script replaces __main__.
+    # Imported again under its own name, which pickles keep: the script replaces __main__.
+    from importlib import import_module
+
     from sit_vit5.config.parse import run
 
-    run(run_script)
+    run(import_module("sit_vit5.interop.timm").run_script)
 else:
     for entry in (vit5_small, vit5_base, vit5_large, vit5_xlarge):
         register_model(entry)

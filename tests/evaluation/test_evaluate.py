@@ -190,7 +190,7 @@ def test_stored_spatial_statistics_give_sfid(small_inception, tmp_path):
 def test_of_more_samples_than_rows_are_kept_of_those_metrics_that_need_none_are_computed(
     monkeypatch, tmp_path
 ):
-    for name in ("feature_pass", "compared"):
+    for name in ("features", "compare"):
         monkeypatch.setattr(f"sit_vit5.evaluation.{name}.MOST_ROWS", 40)
     samples, small = npz(tmp_path / "s.npz", TRAIN[:50]), npz(tmp_path / "r.npz", TRAIN[60:90])
     result = evaluate(options(samples, small))

@@ -222,7 +222,7 @@ def test_reading_ahead_keeps_the_order_and_passes_errors_on():
 
 
 def test_of_more_images_than_fit_only_statistics_are_kept(monkeypatch, tmp_path):
-    for module in ("feature_pass", "compared"):
+    for module in ("features", "compare"):
         monkeypatch.setattr(f"sit_vit5.evaluation.{module}.MOST_ROWS", 20)
     found = describe(Counting(), batch_size=23)
     assert not found.rows and found.statistics["pool"].count == 23

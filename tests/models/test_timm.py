@@ -406,7 +406,7 @@ def test_runner_without_a_script_is_one_line_and_status_2():
     assert finished.returncode == 2
     (line,) = finished.stderr.splitlines()
     assert line.startswith("error: no script is given; use") and "train.py --model" in line
-    with pytest.raises(UserError, match=r"absent.py is no file; use python -m sit_vit5 models"):
+    with pytest.raises(UserError, match=r"absent.py is no file; use python -m sit_vit5.inter"):
         run_script(["absent.py", "--model", "vit5_base"])
 
 

@@ -432,7 +432,7 @@ def test_the_command_answers_on_both_configurations(monkeypatch, capsys):
     page = (ROOT / "docs/reproduce.md").read_text()
     row = next(line for line in page.splitlines() if line.startswith("| H200, H100 |"))
     once, days, _, memory, sampling, *_ = [cell.strip() for cell in row.strip("|").split("|")][1:]
-    assert f"data.encode: {once} and" in shown and f"time: {days} for" in shown
+    assert f"sit_vit5 encode: {once} and" in shown and f"time: {days} for" in shown
     assert f"guided {sampling} in tf32" in shown
     total = float(re.search(r"^  sum +([\d.]+)$", shown, re.MULTILINE)[1])
     assert float(memory.removesuffix(" GB")) == pytest.approx(total, rel=0.05)
