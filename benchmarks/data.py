@@ -27,7 +27,7 @@ from sit_vit5.codecs.cached import RecordedCodec
 from sit_vit5.config import presets
 from sit_vit5.data.cache_writer import Layout, ShardWriter, write_index
 from sit_vit5.data.latent_cache import LatentCache
-from sit_vit5.data.loader import Batch, StepLoader, visits
+from sit_vit5.data.loader import Batch, StepLoader, iterate_images
 from sit_vit5.data.sources import ImageFolder
 from sit_vit5.data.transforms import center_crop
 from sit_vit5.models.denoiser import Denoiser
@@ -188,7 +188,7 @@ def images(folder: Path, options: argparse.Namespace) -> None:
     for _ in range(options.repeats):
         pairs.append(
             (
-                seconds_of(lambda: visits(ours, batches, workers=options.workers)),
+                seconds_of(lambda: iterate_images(ours, batches, workers=options.workers)),
                 seconds_of(lambda: iter(DataLoader(peer, 32, num_workers=options.workers))),
             )
         )

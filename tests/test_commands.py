@@ -519,7 +519,7 @@ def test_a_full_disk_during_training_leaves_the_last_checkpoint(tmp_path):
 def test_compiled_recomputed_blocks_on_two_processes_train_as_eager_ones(tmp_path):
     """Row M6; two blocks of one shape must compile once, and steps must not compile anew."""
     options = (*TINY, "--output-dir", tmp_path, "--backbone.depth", 2, "--steps", 4)
-    faster = ("--compile", True, "--recompute", True, "--name", "compiled")
+    faster = ("--compile", True, "--activation-checkpointing", True, "--name", "compiled")
     for arguments, processes in (((*options, "--name", "eager"), 1), ((*options, *faster), 2)):
         finished = subprocess.run(
             command_line("train_sit.py", *arguments, processes=processes),

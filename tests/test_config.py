@@ -172,6 +172,7 @@ def test_faulty_yaml_is_refused_in_one_line_with_the_file_name(tmp_path, text, m
         (["--config", "a.yaml", "--config", "b.yaml"], "option config is given twice"),
         (["--zzz"], "nearest: none, see --help"),
         (["--checkpoint.keep", "-1"], "checkpoint.keep -1 must be at least 0"),
+        (["--recompute", "True"], "option recompute is now called activation_checkpointing"),
         (["--backbone.heads", "5"], "not divisible"),
         (["--preview.columns", "1000", "--preview.classes", "11"], "at most 10,000 images"),
         (["--backbone.recipe.registers", "3"], "square"),
@@ -431,3 +432,11 @@ def test_model_names_cover_recipes_sizes_and_patches():
     assert presets.model_name(presets.backbone("SiT-S/64")) == "SiT-S/64"
     xl = presets.backbone("SiT-XL/2")
     assert (xl.width, xl.depth, xl.heads) == (1152, 28, 16)
+
+
+def test_saved_configurations_are_read_by_former_names(tmp_path):
+    path = tmp_path / "config.yaml"
+    path.write_text("recompute: true\n")
+    assert load_saved_config(path).activation_checkpointing
+    with pytest.raises(UserError, match="recompute is now called activation_checkpointing"):
+        load_config(path)

@@ -8,8 +8,8 @@ from torch.distributed import DistNetworkError, DistStoreError
 
 from sit_vit5.utils.distributed import (
     BatchPlan,
+    HostSync,
     Processes,
-    Words,
     check_joined,
     check_launcher_variables,
     check_plain_launcher,
@@ -59,7 +59,7 @@ def test_of_fsdp_only_what_is_done_is_accepted_from_the_launcher(monkeypatch):
     monkeypatch.setenv("FSDP_VERSION", "2")
     check_plain_launcher()
     monkeypatch.setenv("FSDP_ACTIVATION_CHECKPOINTING", "true")
-    with pytest.raises(UserError, match="drop it, use --recompute True"):
+    with pytest.raises(UserError, match="drop it, use --activation-checkpointing True"):
         check_plain_launcher()
 
 
@@ -72,7 +72,7 @@ def test_a_launcher_that_compiles_behind_our_back_is_refused(monkeypatch):
 
 
 def test_a_broken_connection_is_one_line_and_other_errors_stay_what_they_are(monkeypatch):
-    words = Words(1)
+    words = HostSync(1)
     words.group = "of two"
     monkeypatch.setattr(words, "_missing", lambda: None)
     with pytest.raises(UserError, match="lost one another: a connection broke; a process is stuck"):

@@ -262,8 +262,8 @@ class Plan:
     """An estimate. flops: of one image's forward pass; seconds: of one step.
 
     passes: forward passes that a step's FLOPs are worth; memory_if_switched: with the other value
-    of `recompute`. cache: None where nothing is encoded. rate: FLOPs per second of all GPUs for
-    each TFLOPS of one GPU's peak.
+    of `activation_checkpointing`. cache: None where nothing is encoded. rate: FLOPs per second of
+    all GPUs for each TFLOPS of one GPU's peak.
     """
 
     batch: BatchPlan
@@ -308,9 +308,12 @@ def make_plan(options: PlanCommand) -> Plan:
     flops = _forward_flops(config, encoded.latent_shape, data.num_classes)
     memory, switched = (
         estimate_memory(option, batch, encoded, data, parameters, trainable)
-        for option in (config, replace(config, recompute=not config.recompute))
+        for option in (
+            config,
+            replace(config, activation_checkpointing=not config.activation_checkpointing),
+        )
     )
-    passes = 4 if config.recompute else 3
+    passes = 4 if config.activation_checkpointing else 3
     rate = options.gpus * options.utilisation * 1e12  # FLOPs per second and TFLOPS of peak
     return Plan(
         batch=batch,
@@ -418,5 +421,5 @@ def _build(config: TrainConfig, latent_shape: tuple[int, int, int], num_classes:
         num_classes=num_classes,
     )
     set_attention(model, config.attention)
-    model.recompute = config.recompute
+    model.activation_checkpointing = config.activation_checkpointing
     return model

@@ -77,16 +77,20 @@ def _memory(options: PlanCommand, plan: Plan) -> list[str]:
     ]
     lines += [f"  {name:<42}{count / size:>9.2f}" for name, count in items]
     room = f"{plan.device.memory_gb:g} GB less {MARGIN:.0%} for CUDA and fragmentation"
-    switched, other = plan.memory_if_switched, not options.train.recompute
+    switched, other = plan.memory_if_switched, not options.train.activation_checkpointing
     lines.append(
-        f"with --recompute {other}: activations "
+        f"with --activation-checkpointing {other}: activations "
         f"{switched.activations.kept / size:,.2f} {unit}, sum {switched.total / size:,.2f} {unit}, "
         f"{'4' if other else '3'} forward passes' FLOPs per step instead of {plan.passes}"
     )
     if plan.fits(memory):
         lines.append(f"fits: yes ({room})")
     else:
-        help_ = "--recompute True, or raise" if other and plan.fits(switched) else "raise"
+        help_ = (
+            "--activation-checkpointing True, or raise"
+            if other and plan.fits(switched)
+            else "raise"
+        )
         lines.append(f"fits: no ({room}); {help_} --accumulation or --gpus")
     return lines
 

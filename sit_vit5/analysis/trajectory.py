@@ -19,7 +19,7 @@ DEFAULT_FRAMES = 10
 
 
 @dataclass(frozen=True)
-class Moment:
+class TrajectoryState:
     """x_t and the data expected from it, decoded: uint8 (B, H, W, C)."""
 
     t: float
@@ -30,7 +30,7 @@ class Moment:
 @torch.inference_mode()
 def denoising_path(
     generator: Generator, indices: Sequence[int], labels: Sequence[int], *, frames: int | None
-) -> list[Moment]:
+) -> list[TrajectoryState]:
     """`frames` states of the solver, evenly by its steps, from the noise to the images; None: ten,
     or all of fewer.
 
@@ -53,11 +53,11 @@ def denoising_path(
     wanted = wanted or _evenly(frames, len(seen), "smaller tolerances")
     *chosen, (end, latents) = (seen[number] for number in wanted)
     path = [
-        Moment(t, *(generator.pixels(x).numpy() for x in (x_t, field.data(x_t, t))))
+        TrajectoryState(t, *(generator.pixels(x).numpy() for x in (x_t, field.data(x_t, t))))
         for t, x_t in chosen
     ]
     images = generator.pixels(latents).numpy()
-    return [*path, Moment(end, images, images)]
+    return [*path, TrajectoryState(end, images, images)]
 
 
 def _evenly(frames: int | None, states: int, remedy: str) -> list[int]:
@@ -71,7 +71,9 @@ def _evenly(frames: int | None, states: int, remedy: str) -> list[int]:
     return [round(number) for number in np.linspace(0, states - 1, frames)]
 
 
-def draw_path_strip(path: Sequence[Moment], names: Sequence[str], title: str) -> Image.Image:
+def draw_path_strip(
+    path: Sequence[TrajectoryState], names: Sequence[str], title: str
+) -> Image.Image:
     """A column per moment, under its t; two lines per image, x_t and the expected data."""
     firsts = [f"x_t of {name}" if name else "x_t" for name in names]
     lines = [line for first in firsts for line in (first, "expected data")]
@@ -81,7 +83,9 @@ def draw_path_strip(path: Sequence[Moment], names: Sequence[str], title: str) ->
     return draw_grid({title: tiles}, lines, len(path), headings=headings, lines=2)
 
 
-def draw_path_frames(path: Sequence[Moment], names: Sequence[str], title: str) -> list[Image.Image]:
+def draw_path_frames(
+    path: Sequence[TrajectoryState], names: Sequence[str], title: str
+) -> list[Image.Image]:
     """A picture per moment: a row per name, for each of its images x_t and the expected data."""
     frames = []
     for moment, t in zip(path, decimals([moment.t for moment in path]), strict=True):

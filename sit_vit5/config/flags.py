@@ -155,8 +155,14 @@ def take(given: list[Given], name: str) -> tuple[str | None, list[Given]]:
     return argument.partition("=")[2], [item for item in given if item.name != name]
 
 
+# Options by their former names; a saved configuration may still have those.
+RENAMED = {"recompute": "activation_checkpointing"}
+
+
 def find_option(name: str, options: dict[str, Option]) -> Option:
     """The option called `name`, or an error that names the nearest ones."""
+    if name not in options and RENAMED.get(name) in options:
+        raise UserError(f"option {name} is now called {RENAMED[name]}; use that name")
     if name not in options:
         raise UserError(f"unknown option {name}; nearest: {nearest(name, sorted(options))}")
     return options[name]

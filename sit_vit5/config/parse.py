@@ -25,6 +25,7 @@ from sit_vit5.config import TrainConfig, presets
 from sit_vit5.config.fields import FilePath
 from sit_vit5.config.flags import (
     OUTPUTS,
+    RENAMED,
     Given,
     describe,
     option_of,
@@ -153,6 +154,7 @@ def _present(given: list[Given]) -> list[Given]:
     values = {item.name: item.values for item in given}
     options = []
     for item in given:
+        item = replace(item, name=RENAMED.get(item.name, item.name))
         if item.name == "backbone.recipe.layer_scale":
             item = replace(item, values=[value and successor(value) for value in item.values])
         options.append(item)

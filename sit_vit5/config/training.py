@@ -281,7 +281,7 @@ class TrainConfig:
     """How processes share the work: each has the whole model (ddp), or keeps a part of every
     weight, moment and average (fsdp2, for models that do not fit); None: what the launcher says,
     else ddp. The checkpoints are the same."""
-    recompute: bool = False
+    activation_checkpointing: bool = False
     """Keep only the input of each block for the backward pass, and run the block again there."""
     compile: bool | None = None
     """Compile the blocks one by one with torch.compile (on CPU it needs a C++ compiler); None: on

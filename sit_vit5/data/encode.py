@@ -103,11 +103,11 @@ def encode(job: Job, processes: Processes) -> None:
     """Makes the missing images of the cache, each process its shards; then writes the index."""
     from sit_vit5.data.cache_writer import check_folder, missing_shards
     from sit_vit5.data.latent_cache import INDEX_FILE, LatentCache
-    from sit_vit5.utils.distributed import one_word
+    from sit_vit5.utils.distributed import agree
     from sit_vit5.utils.files import lock
 
     with ExitStack() as held:
-        with one_word(processes):
+        with agree(processes):
             if processes.is_main:
                 check_folder(job.folder)
                 held.enter_context(lock(job.folder, "encoding"))
@@ -118,7 +118,7 @@ def encode(job: Job, processes: Processes) -> None:
             # Not as one word: its launcher ends the others at once, they would end hours later.
             encode_shards(job, mine, processes)
             processes.wait()
-            with one_word(processes):
+            with agree(processes):
                 if processes.is_main:
                     finish(job)
         elif processes.is_main:
@@ -198,7 +198,7 @@ def encode_changed(job: Job) -> bool:
 def encode_shards(job: Job, shards: list[int], processes: Processes) -> None:
     """Encodes the missing images of these shards, read ahead by worker processes."""
     from sit_vit5.data.cache_writer import ShardWriter
-    from sit_vit5.data.loader import visits
+    from sit_vit5.data.loader import iterate_images
     from sit_vit5.utils.progress import progress_bar
 
     writers = [ShardWriter(job.folder, shard, job.layout) for shard in shards]
@@ -209,7 +209,7 @@ def encode_shards(job: Job, shards: list[int], processes: Processes) -> None:
         for start in range(0, len(writer.missing), size)
     ]
     total = sum(len(writer.missing) for writer in writers)
-    stream = visits(job.source, batches, workers=data.workers, fingerprints=True)
+    stream = iterate_images(job.source, batches, workers=data.workers, fingerprints=True)
     title = f"process 1 of {processes.count}" if processes.count > 1 else ""
     with progress_bar(total, unit="image", title=title, shown=processes.is_main) as bar:
         for writer in writers:

@@ -258,7 +258,7 @@ class Visit:
     bad: dict[int, str] = field(default_factory=dict)
 
 
-def visits(
+def iterate_images(
     source: Source,
     batches: Sequence[Sequence[int]],
     *,

@@ -30,8 +30,8 @@ from sit_vit5.models.checkpoint import open_checkpoint
 from sit_vit5.models.official import read_official
 from sit_vit5.report.published import PUBLISHED_SAMPLES, Expected, published
 from sit_vit5.sampling.generate import complete_set
-from sit_vit5.sampling.load import Loaded, load
-from sit_vit5.utils.distributed import Processes, gather, one_word
+from sit_vit5.sampling.load import LoadedModel, load
+from sit_vit5.utils.distributed import Processes, agree, gather
 from sit_vit5.utils.errors import UserError
 from sit_vit5.utils.files import file_hash, lock, read_json, write_json
 from sit_vit5.utils.progress import progress_bar
@@ -99,7 +99,7 @@ class Values:
 def calibrate(options: CalibrateConfig, processes: Processes) -> None:
     """Run what can run; print the table and the verdict, and write both to calibration.json."""
     options = replace(options, precision=options.precision or _default_precision(processes))
-    with one_word(processes):
+    with agree(processes):
         (missing,) = gather([missing_inputs(options) if processes.is_main else None], processes)[:1]
     say = print if processes.is_main else _silent
     for entry in missing:
@@ -186,7 +186,7 @@ def _run(
         measure(EVALUATOR, options.adm_samples)
     can_sample = not {"weights", "codec"} & lacking
     checkpoint = _converted(out / CHECKPOINT, options, processes) if can_sample else out
-    loaded: Loaded | None = None
+    loaded: LoadedModel | None = None
     for name, sampler in SAMPLERS.items():
         if can_sample:
             chosen = generate_options(sampler, options, checkpoint)
@@ -221,7 +221,7 @@ def generate_options(
 
 def _converted(folder: Path, options: CalibrateConfig, processes: Processes) -> Path:
     """SiT's weights as a checkpoint, made by the main process unless they are there."""
-    with one_word(processes):
+    with agree(processes):
         if processes.is_main and not folder.exists():
             official = read_official(Path(options.weights))
             if not official.is_denoiser:
@@ -261,7 +261,7 @@ def _measure(
     Other processes help with the features and get None.
     """
     kept = None
-    with one_word(processes):
+    with agree(processes):
         if processes.is_main and path.is_file():
             kept = read_json(path, Values, remedy="remove it and run the same command again")
             same = (hash_of(asked.samples), reference.sha256, reference.extractor.identity)

@@ -24,7 +24,7 @@ from sit_vit5.evaluation.observations import Observing
 from sit_vit5.metrics.features import POOL, SPATIAL, Extractor, build_extractor
 from sit_vit5.metrics.fid import self_test
 from sit_vit5.metrics.image_sets import ImageSet
-from sit_vit5.metrics.metric import Described, Metric
+from sit_vit5.metrics.metric import FeatureSet, Metric
 from sit_vit5.metrics.reference import ReferenceFile, read_reference
 from sit_vit5.metrics.registry import METRICS
 from sit_vit5.metrics.statistics import Gaussian, Statistics, check_widths
@@ -172,13 +172,13 @@ def _lacking_reference(metric: Metric, source: Source) -> str | None:
     return None
 
 
-def describe_source(source: Source, metrics: Mapping[str, Metric], features: Pass) -> Described:
+def describe_source(source: Source, metrics: Mapping[str, Metric], features: Pass) -> FeatureSet:
     """Rows and statistics of the reference that the metrics need; one pass at most."""
     needs = metrics.values()
     rows = [metric.output for metric in needs if metric.reference == "rows"]
     statistics = [metric.output for metric in needs if metric.reference == "statistics"]
     missing = [output for output in statistics if output not in source.stored]
-    found = Described()
+    found = FeatureSet()
     if rows or missing:
         found = features.describe(
             source.images,
@@ -187,10 +187,10 @@ def describe_source(source: Source, metrics: Mapping[str, Metric], features: Pas
             identity=identity_of(source.images, source.sha256),
             title="reference",
         )
-    return Described(found.rows, {**source.stored, **found.statistics})
+    return FeatureSet(found.rows, {**source.stored, **found.statistics})
 
 
-def few_notes(described: Described, count: int, what: str) -> list[str]:
+def few_notes(described: FeatureSet, count: int, what: str) -> list[str]:
     """Of a covariance without full rank (E4), once for the widest features."""
     widths = [
         len(found.mean)
@@ -230,7 +230,7 @@ class Reference:
     features: Pass
     source: Source
     metrics: Mapping[str, Metric]
-    described: Described
+    described: FeatureSet
     notes: list[str]
     seconds: dict[str, float]
 

@@ -44,7 +44,7 @@ from sit_vit5.evaluation.real_sets import (
 )
 from sit_vit5.metrics.features import POOL, Extractor
 from sit_vit5.metrics.image_sets import ImageSet
-from sit_vit5.metrics.metric import Described, Metric
+from sit_vit5.metrics.metric import FeatureSet, Metric
 from sit_vit5.metrics.uncertainty import (
     POINTS,
     bootstrap_frechet_distance,
@@ -106,7 +106,7 @@ class Run:
     metrics: Mapping[str, Metric]
     seconds: dict[str, float] = field(default_factory=dict)
 
-    def describe(self, images: ImageSet, sha256: str | None, title: str) -> Described:
+    def describe(self, images: ImageSet, sha256: str | None, title: str) -> FeatureSet:
         """Features and statistics of images, all in one pass."""
         needs, options = self.metrics.values(), self.options
         rows = [metric.output for metric in needs if metric.samples == "rows"]
@@ -120,7 +120,7 @@ class Run:
             title=title,
         )
 
-    def values(self, found: Described) -> dict[str, float | None]:
+    def values(self, found: FeatureSet) -> dict[str, float | None]:
         """Every metric's numbers."""
         values: dict[str, float | None] = {}
         for name, metric in self.metrics.items():
@@ -139,7 +139,7 @@ class Run:
         values = replace(self, seconds={}).values(found)
         return {"floor": {"samples": self.options.floor, "count": images.count, **values}}
 
-    def classes(self, inputs: Inputs, found: Described) -> tuple[RealSet | None, dict]:
+    def classes(self, inputs: Inputs, found: FeatureSet) -> tuple[RealSet | None, dict]:
         """The labelled real images, and the distances of the samples' classes to theirs."""
         if reason := obstacle(inputs.manifest, inputs.samples.count):
             return None, {"classes": {"left_out": reason}}
@@ -155,7 +155,7 @@ class Run:
                 return None, {}
             return real, {"classes": compare_classes(found, inputs.manifest, real, described)}
 
-    def neighbours(self, inputs: Inputs, found: Described) -> dict:
+    def neighbours(self, inputs: Inputs, found: FeatureSet) -> dict:
         """The nearest training images of random samples, if they were given."""
         if not inputs.neighbours:
             return {}
@@ -163,7 +163,7 @@ class Run:
         with timed(self.seconds, "neighbours"):
             return {"neighbours": find_neighbours(found, training, features, self.options.seed)}
 
-    def extras(self, found: Described) -> dict[str, dict]:
+    def extras(self, found: FeatureSet) -> dict[str, dict]:
         """What the options ask for besides the metrics."""
         extras = {}
         if self.options.bootstrap or self.options.extrapolate:
@@ -175,7 +175,7 @@ class Run:
             )
         return extras
 
-    def _uncertainty(self, found: Described) -> dict[str, dict]:
+    def _uncertainty(self, found: FeatureSet) -> dict[str, dict]:
         """How far the Frechet distance can be trusted, as the options ask."""
         sets = {
             "samples": found.rows[POOL],
@@ -227,7 +227,7 @@ SIDE = 32
 
 
 def self_test_of(
-    reference: Described, metrics: Mapping[str, Metric], extractor: Extractor
+    reference: FeatureSet, metrics: Mapping[str, Metric], extractor: Extractor
 ) -> dict[str, float]:
     """The errors found, by result; a UserError if one is too large."""
     errors = {"features of an image alone and among others": _batch_error(extractor)}
@@ -249,7 +249,7 @@ def self_test_of(
     return errors
 
 
-def _scale(reference: Described, metric: Metric) -> float:
+def _scale(reference: FeatureSet, metric: Metric) -> float:
     """The size of a distance that rounding is a part of: the total variance, 1 at least."""
     return max(1.0, float(np.trace(reference.statistics[metric.output].covariance)))
 
@@ -353,7 +353,7 @@ def _remarks(
     options: MetricsConfig,
     reference: Reference,
     inputs: Inputs,
-    found: Described,
+    found: FeatureSet,
     few: list[str],
     near: dict,
     classes: RealSet | None,

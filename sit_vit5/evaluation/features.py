@@ -26,9 +26,9 @@ from sit_vit5.metrics.accumulator import (
 )
 from sit_vit5.metrics.features import LOGITS, POOL, SPATIAL
 from sit_vit5.metrics.image_sets import ImageSet
-from sit_vit5.metrics.metric import Described
+from sit_vit5.metrics.metric import FeatureSet
 from sit_vit5.metrics.statistics import Statistics
-from sit_vit5.utils.distributed import Processes, alone, gather, one_word
+from sit_vit5.utils.distributed import Processes, agree, alone, gather
 from sit_vit5.utils.errors import UserError
 from sit_vit5.utils.files import file_hash, read_json, remove_own, sync
 from sit_vit5.utils.streams import warn
@@ -179,16 +179,16 @@ class Pass:
         statistics: Sequence[str],
         identity: str | None,
         title: str,
-    ) -> Described:
+    ) -> FeatureSet:
         """Rows and statistics of these outputs, and the rows `SEEN`; on the main process alone.
 
         identity: what tells these images from others in the cache, None to keep nothing.
         """
         outputs = tuple(dict.fromkeys([*rows, *statistics]))
         if images.count > MOST_ROWS:
-            return Described(statistics=self._statistics(images, outputs, title))
+            return FeatureSet(statistics=self._statistics(images, outputs, title))
         features = self._features(images, (*outputs, SEEN), identity, title)
-        return describe(features, statistics) if self.processes.is_main else Described()
+        return describe(features, statistics) if self.processes.is_main else FeatureSet()
 
     def stream(
         self, images: ImageSet, outputs: Sequence[str], title: str
@@ -207,7 +207,7 @@ class Pass:
         """All rows on the main process, in the images' order; nothing on the others."""
         cache = self.cache if identity is not None else None
         found, extractor = {}, self.extractor.identity
-        with one_word(self.processes):
+        with agree(self.processes):
             if cache and self.processes.is_main:
                 found = cache.find(identity, extractor, outputs, images.count)
             (kept,) = gather([tuple(found)], self.processes)[:1]
@@ -226,7 +226,7 @@ class Pass:
         self, images: ImageSet, outputs: Sequence[str], title: str
     ) -> dict[str, np.ndarray]:
         share, own = self._share(images.count), {}
-        with one_word(self.processes):
+        with agree(self.processes):
             if share:
                 own = extract_features(
                     self.extractor, self._batches(images, share), **self._how(outputs, title, share)
@@ -249,7 +249,7 @@ class Pass:
         self, images: ImageSet, outputs: Sequence[str], title: str
     ) -> dict[str, Statistics]:
         share, own = self._share(images.count), {}
-        with one_word(self.processes):
+        with agree(self.processes):
             if share:
                 own = extract_statistics(
                     self.extractor, self._batches(images, share), **self._how(outputs, title, share)

@@ -29,7 +29,7 @@ from sit_vit5.data.transforms import BadImage
 from sit_vit5.evaluation.inputs import BUILT_IN
 from sit_vit5.sampling.generator import Generator
 from sit_vit5.sampling.likelihood import bits_per_dimension, log_likelihood
-from sit_vit5.sampling.load import Loaded, load
+from sit_vit5.sampling.load import LoadedModel, load
 from sit_vit5.utils import rng
 from sit_vit5.utils.distributed import Processes, gather
 from sit_vit5.utils.errors import UserError
@@ -156,12 +156,12 @@ def measure(options: LikelihoodConfig, processes: Processes) -> dict:
     return _result(options, loaded, source, rows, draws)
 
 
-def is_latent(loaded: Loaded) -> bool:
+def is_latent(loaded: LoadedModel) -> bool:
     """Whether the model is of latents, whose density is not that of pixels."""
     return loaded.generator.codec.identity["name"] != "identity"
 
 
-def open_labelled(options: LikelihoodConfig, loaded: Loaded) -> Source:
+def open_labelled(options: LikelihoodConfig, loaded: LoadedModel) -> Source:
     """The data set, of images that the model makes and classes that it knows."""
     state, codec = loaded.checkpoint.state, loaded.generator.codec
     named = bool(loaded.class_names)
@@ -209,7 +209,7 @@ def load_item(source: Source, index: int) -> tuple[np.ndarray, int]:
         raise UserError(str(error)) from None
 
 
-def model_label(label: int, source: Source, loaded: Loaded, options: LikelihoodConfig) -> int:
+def model_label(label: int, source: Source, loaded: LoadedModel, options: LikelihoodConfig) -> int:
     """The model's label of the same class name, the null label if asked for, 0 without classes."""
     if not loaded.class_names:
         return 0
@@ -219,7 +219,7 @@ def model_label(label: int, source: Source, loaded: Loaded, options: LikelihoodC
 
 
 def _result(
-    options: LikelihoodConfig, loaded: Loaded, source: Source, rows: list[tuple], draws: Draws
+    options: LikelihoodConfig, loaded: LoadedModel, source: Source, rows: list[tuple], draws: Draws
 ) -> dict:
     """rows: (index, label, nats, evaluations) of each image."""
     indices, labels, nats, evaluations = map(list, zip(*rows, strict=True))
@@ -257,7 +257,7 @@ def _result(
     }
 
 
-def _notes(loaded: Loaded, draws: Draws) -> list[str]:
+def _notes(loaded: LoadedModel, draws: Draws) -> list[str]:
     notes = []
     if is_latent(loaded):
         notes.append(

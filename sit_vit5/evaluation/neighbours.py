@@ -13,10 +13,10 @@ from sit_vit5.evaluation.observations import SEEN, Observations
 from sit_vit5.evaluation.real_sets import ChosenSet
 from sit_vit5.metrics.features import POOL
 from sit_vit5.metrics.image_sets import ImageSet
-from sit_vit5.metrics.metric import Described
+from sit_vit5.metrics.metric import FeatureSet
 from sit_vit5.metrics.neighbours import PERCENTILE, Nearest, closeness
 from sit_vit5.utils import rng
-from sit_vit5.utils.distributed import gather, one_word
+from sit_vit5.utils.distributed import agree, gather
 from sit_vit5.utils.errors import UserError
 
 # Samples, and real images, whose nearest neighbours are sought; of them shown; neighbours of each.
@@ -38,7 +38,7 @@ class Queries:
     digests: np.ndarray
 
 
-def find_neighbours(samples: Described, training: ImageSet, features: Pass, seed: int) -> dict:
+def find_neighbours(samples: FeatureSet, training: ImageSet, features: Pass, seed: int) -> dict:
     """What the training images say of the samples, as JSON values; on the main process alone.
 
     samples: with rows of `POOL` and `SEEN` there. Memory holds the queries' neighbours and eight
@@ -48,7 +48,7 @@ def find_neighbours(samples: Described, training: ImageSet, features: Pass, seed
         raise UserError(f"{training.name} holds {training.count} images; give {KEPT + 1} or more")
     queries = _queries(samples, training, features, seed)
     nearest, digests = Nearest(queries.rows, KEPT, queries.own), [np.zeros(0, np.uint64)]
-    with one_word(features.processes):
+    with agree(features.processes):
         for start, found in features.stream(training, (POOL, SEEN), "training images"):
             nearest.add(found[POOL], start)
             digests.append(Observations.of(found).digests)
@@ -63,7 +63,7 @@ def find_neighbours(samples: Described, training: ImageSet, features: Pass, seed
     return _said(queries, nearest, copies, training, features)
 
 
-def _queries(samples: Described, training: ImageSet, features: Pass, seed: int) -> Queries:
+def _queries(samples: FeatureSet, training: ImageSet, features: Pass, seed: int) -> Queries:
     """Random samples and random training images, the same on every process."""
     order = rng.generator(seed, "training images left out").permutation(training.count)
     own = np.sort(order[:MOST_QUERIES])

@@ -13,7 +13,7 @@ from sit_vit5.evaluation.real_sets import RealSet, check_matching, choose_images
 from sit_vit5.metrics.class_distance import class_agreement, class_distances
 from sit_vit5.metrics.features import POOL
 from sit_vit5.metrics.image_sets import ImageSet, array_set, with_channels
-from sit_vit5.metrics.metric import Described
+from sit_vit5.metrics.metric import FeatureSet
 from sit_vit5.utils import rng
 from sit_vit5.utils.errors import UserError
 
@@ -81,7 +81,7 @@ def choose_real(real: RealSet, manifest: Manifest, seed: int) -> RealSet:
     return RealSet(images, real.labels[numbers], real.class_names, matching)
 
 
-def describe_real(real: RealSet, features: Pass) -> Described:
+def describe_real(real: RealSet, features: Pass) -> FeatureSet:
     """Features of the chosen images, in one pass; on the main process alone."""
     return features.describe(
         real.images, rows=[POOL], statistics=(), identity=None, title="real images of classes"
@@ -98,7 +98,7 @@ def obstacle(manifest: Manifest | None, count: int) -> str | None:
 
 
 def compare_classes(
-    samples: Described, manifest: Manifest, real: RealSet | None, described: Described
+    samples: FeatureSet, manifest: Manifest, real: RealSet | None, described: FeatureSet
 ) -> dict:
     """Columns of one number per class, as JSON values, or why there are none (`left_out`)."""
     if real is None:

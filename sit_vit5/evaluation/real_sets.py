@@ -13,7 +13,7 @@ import numpy as np
 from sit_vit5.config import DataConfig, RealDataConfig, RealImagesConfig
 from sit_vit5.data import Source, build_source
 from sit_vit5.data.array_sources import Digits
-from sit_vit5.data.loader import Visit, visits
+from sit_vit5.data.loader import Visit, iterate_images
 from sit_vit5.data.sources import number_classes
 from sit_vit5.data.transforms import BadImage, refusal
 from sit_vit5.evaluation.compare import Source as Reference
@@ -90,7 +90,7 @@ def visit_images(
     source: Source, batches: Sequence[Sequence[int]], options: RealImagesConfig
 ) -> Iterator[Visit]:
     """The batches of indices, decoded ahead; a bad image stops the command if it shall."""
-    for visit in visits(source, batches, workers=options.workers):
+    for visit in iterate_images(source, batches, workers=options.workers):
         if visit.bad and options.on_bad_image == "error":
             raise refuse_image(min(visit.bad.values()))
         yield visit
@@ -142,7 +142,7 @@ class LoadedSet(ImageSet):
 
     def batches(self, size: int, start: int = 0, stop: int | None = None) -> Iterator[np.ndarray]:
         numbers = [[int(self.chosen[n]) for n in run] for run in runs(size, start, self._end(stop))]
-        for visit in visits(self.source, numbers, workers=self.options.workers):
+        for visit in iterate_images(self.source, numbers, workers=self.options.workers):
             if visit.bad:
                 raise _unreadable(min(visit.bad.values()))
             yield visit.pixels

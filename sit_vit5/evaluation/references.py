@@ -22,7 +22,7 @@ from tqdm import tqdm
 
 from sit_vit5.config import MakeReferenceConfig
 from sit_vit5.data import Source
-from sit_vit5.data.loader import visits
+from sit_vit5.data.loader import iterate_images
 from sit_vit5.evaluation.inputs import archive_of, hash_of, open_image_set, versions
 from sit_vit5.evaluation.real_sets import (
     good_indices,
@@ -46,7 +46,7 @@ from sit_vit5.metrics.reference import (
 from sit_vit5.metrics.statistics import Gaussian, Statistics
 from sit_vit5.utils import rng
 from sit_vit5.utils.arrays import allocate_npy, check_npz, find_member, map_npy, members, write_npz
-from sit_vit5.utils.distributed import Processes, gather, one_word
+from sit_vit5.utils.distributed import Processes, agree, gather
 from sit_vit5.utils.errors import UserError
 from sit_vit5.utils.files import (
     check_output,
@@ -166,14 +166,14 @@ def make_reference(options: MakeReferenceConfig, processes: Processes) -> Path:
         find_channels(source, options, processes),
     )
     if out.exists():
-        with one_word(processes):
+        with agree(processes):
             if processes.is_main:
                 check_complete(job)
         return out
     if processes.is_main and source.notes:
         print(*source.notes, sep="\n")
     with ExitStack() as held:
-        with one_word(processes):
+        with agree(processes):
             if processes.is_main:
                 if job.folder.is_symlink():
                     check_plain(job.folder)
@@ -183,7 +183,7 @@ def make_reference(options: MakeReferenceConfig, processes: Processes) -> Path:
         processes.wait()  # every process has looked before one finishes a chunk
         make_chunks(job, missing[processes.rank :: processes.count], processes)
         processes.wait()
-        with one_word(processes):
+        with agree(processes):
             if processes.is_main:
                 finish(job)
     return out
@@ -192,10 +192,10 @@ def make_reference(options: MakeReferenceConfig, processes: Processes) -> Path:
 def find_channels(source: Source, options: MakeReferenceConfig, processes: Processes) -> int:
     """1 if all images are grey, whatever channels they are stored in; of colours it stops early."""
     channels, size = image_shape(source)[2], options.batch_size
-    with one_word(processes):
+    with agree(processes):
         if processes.is_main and channels > 1:
             batches = [range(len(source))[s : s + size] for s in range(0, len(source), size)]
-            found = visits(source, batches, workers=options.workers)
+            found = iterate_images(source, batches, workers=options.workers)
             if all(equal_channels(visit.pixels) for visit in found if len(visit.pixels)):
                 channels = 1
     return gather([channels], processes)[0]

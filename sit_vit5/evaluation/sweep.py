@@ -22,7 +22,7 @@ from sit_vit5.evaluation.report import json_path, metric_name
 from sit_vit5.metrics.image_sets import UnmadeSet
 from sit_vit5.models.checkpoint import Checkpoint, open_checkpoint
 from sit_vit5.sampling.generate import complete_set, image_shape
-from sit_vit5.sampling.load import Loaded, load
+from sit_vit5.sampling.load import LoadedModel, load
 from sit_vit5.utils.distributed import Processes
 from sit_vit5.utils.errors import UserError
 from sit_vit5.utils.files import check_same, lock, read_json, replacing, write_json, write_text
@@ -321,7 +321,7 @@ def run_cells(
     return results
 
 
-def _load(options: SweepConfig, cells: Sequence[Cell], processes: Processes) -> Loaded:
+def _load(options: SweepConfig, cells: Sequence[Cell], processes: Processes) -> LoadedModel:
     """The network of these cells, with the worse one of autoguidance if any of them needs it."""
     guided = next((cell for cell in cells if cell.scale != 1), cells[0])
     loaded = load(cell_options(options, guided), processes.device)
@@ -330,7 +330,7 @@ def _load(options: SweepConfig, cells: Sequence[Cell], processes: Processes) -> 
     return loaded
 
 
-def _begin(folder: Path, options: SweepConfig, loaded: Loaded) -> Reference:
+def _begin(folder: Path, options: SweepConfig, loaded: LoadedModel) -> Reference:
     """Opens the reference, checks all against it and against what the folder holds already."""
     shape = image_shape(loaded)
     blank = UnmadeSet("the model's images", shape)

@@ -112,8 +112,8 @@ class ViT5SiT(Denoiser, ModelMixin, ConfigMixin):
 
     def enable_gradient_checkpointing(self) -> None:
         """Keeps only the blocks' inputs for the backward pass."""
-        self.recompute = True
+        self.activation_checkpointing = True
 
     def disable_gradient_checkpointing(self) -> None:
         """Keeps everything for the backward pass."""
-        self.recompute = False
+        self.activation_checkpointing = False

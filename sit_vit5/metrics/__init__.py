@@ -10,7 +10,7 @@ from sit_vit5.metrics.features import EXTRACTORS, Extractor, build_extractor
 from sit_vit5.metrics.fid import frechet_distance, frechet_distance_of
 from sit_vit5.metrics.inception_score import inception_score
 from sit_vit5.metrics.kid import kernel_distance
-from sit_vit5.metrics.metric import Described, Metric
+from sit_vit5.metrics.metric import FeatureSet, Metric
 from sit_vit5.metrics.neighbours import Closeness, Nearest, closeness
 from sit_vit5.metrics.precision_recall import precision_recall
 from sit_vit5.metrics.registry import METRICS
@@ -23,8 +23,8 @@ __all__ = [
     "Accumulator",
     "ClassDistances",
     "Closeness",
-    "Described",
     "Extractor",
+    "FeatureSet",
     "Gaussian",
     "Metric",
     "Nearest",

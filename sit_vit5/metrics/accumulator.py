@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from sit_vit5.metrics.features import POOL, Extractor
-from sit_vit5.metrics.metric import Described
+from sit_vit5.metrics.metric import FeatureSet
 from sit_vit5.metrics.registry import METRICS
 from sit_vit5.metrics.statistics import Array, Moments, Statistics, to_numpy
 from sit_vit5.utils.errors import UserError, choose
@@ -115,10 +115,10 @@ class Accumulator:
         self,
         extractor: Extractor,
         metrics: Sequence[str] = ("fid",),
-        reference: Described | None = None,
+        reference: FeatureSet | None = None,
     ):
         """reference: needed by all metrics but `is`, for `compute` alone; see `describe`."""
-        self.extractor, self.reference = extractor, reference or Described()
+        self.extractor, self.reference = extractor, reference or FeatureSet()
         self.metrics = {name: choose("metric", name, METRICS) for name in metrics}
         needs = self.metrics.values()
         outputs = dict.fromkeys(metric.output for metric in needs)
@@ -201,17 +201,17 @@ class Accumulator:
             state.rows,
             [metric.output for metric in self.metrics.values() if metric.samples != "rows"],
         )
-        samples = Described(samples.rows, {**samples.statistics, **state.statistics})
+        samples = FeatureSet(samples.rows, {**samples.statistics, **state.statistics})
         values: dict[str, float | None] = {}
         for metric in self.metrics.values():
             values |= metric.function(samples, self.reference)
         return values
 
 
-def describe(rows: Mapping[str, np.ndarray], outputs: Sequence[str]) -> Described:
+def describe(rows: Mapping[str, np.ndarray], outputs: Sequence[str]) -> FeatureSet:
     """Features by output, with mean and covariance of those in `outputs`."""
     statistics = {output: Statistics.of(rows[output]) for output in outputs if output in rows}
-    return Described(rows, statistics)
+    return FeatureSet(rows, statistics)
 
 
 def merge_statistics(parts: Sequence[Statistics]) -> Statistics:

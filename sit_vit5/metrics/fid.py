@@ -9,7 +9,7 @@ import torch
 from scipy import linalg
 
 from sit_vit5.metrics.features import POOL, SPATIAL
-from sit_vit5.metrics.metric import Described, Metric
+from sit_vit5.metrics.metric import FeatureSet, Metric
 from sit_vit5.metrics.statistics import Features, Gaussian, Statistics, check_widths
 from sit_vit5.utils.errors import UserError
 
@@ -88,7 +88,7 @@ class _Distance:
     output: str
     key: str
 
-    def __call__(self, samples: Described, reference: Described) -> dict[str, float | None]:
+    def __call__(self, samples: FeatureSet, reference: FeatureSet) -> dict[str, float | None]:
         a, b = samples.statistics[self.output], reference.statistics[self.output]
         return {self.key: frechet_distance_of(a, b)}
 

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from sit_vit5.metrics.features import LOGITS
-from sit_vit5.metrics.metric import Described, Metric
+from sit_vit5.metrics.metric import FeatureSet, Metric
 from sit_vit5.metrics.statistics import Features, rows_of
 
 SPLIT_SIZE = 5000
@@ -50,7 +50,7 @@ def _score(logits: torch.Tensor) -> float:
     return divergence.mean().exp().item()
 
 
-def _of(samples: Described, reference: Described) -> dict[str, float | None]:
+def _of(samples: FeatureSet, reference: FeatureSet) -> dict[str, float | None]:
     del reference  # the score knows none
     return {"inception_score": inception_score(samples.rows[LOGITS]).value}
 

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from sit_vit5.metrics.features import POOL
-from sit_vit5.metrics.metric import Described, Metric, default_device
+from sit_vit5.metrics.metric import FeatureSet, Metric, default_device
 from sit_vit5.metrics.statistics import Features, check_widths, rows_of
 from sit_vit5.utils.errors import UserError
 from sit_vit5.utils.progress import progress_bar
@@ -134,7 +134,7 @@ def _standard_error(values: np.ndarray, *, size: int, count: int) -> float | Non
     return float(values.std(ddof=1) * np.sqrt(size / (count - size) + 1 / len(values)))
 
 
-def _of(samples: Described, reference: Described) -> dict[str, float | None]:
+def _of(samples: FeatureSet, reference: FeatureSet) -> dict[str, float | None]:
     found = kernel_distance(samples=samples.rows[POOL], reference=reference.rows[POOL])
     return {
         "kernel_distance": found.value,

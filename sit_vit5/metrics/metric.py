@@ -21,7 +21,7 @@ Need = Literal["rows", "statistics"]
 
 
 @dataclass(frozen=True)
-class Described:
+class FeatureSet:
     """A set of images as metrics see it, by output of the extractor.
 
     rows: features (N, D), may be memory maps; statistics: mean and covariance.
@@ -47,5 +47,5 @@ class Metric:
     samples: Need
     reference: Need | None
     names: Mapping[str, str]
-    function: Callable[[Described, Described], dict[str, float | None]]
+    function: Callable[[FeatureSet, FeatureSet], dict[str, float | None]]
     fewest: int = 1

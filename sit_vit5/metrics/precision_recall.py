@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from sit_vit5.metrics.features import POOL
-from sit_vit5.metrics.metric import Described, Metric, default_device
+from sit_vit5.metrics.metric import FeatureSet, Metric, default_device
 from sit_vit5.metrics.statistics import Features, check_widths, rows_of
 from sit_vit5.utils.errors import UserError
 from sit_vit5.utils.progress import progress_bar
@@ -119,7 +119,7 @@ def _squares(
     return torch.addmm(norms_a[:, None] + norms_b, a, b.T, alpha=-2)
 
 
-def _of(samples: Described, reference: Described) -> dict[str, float | None]:
+def _of(samples: FeatureSet, reference: FeatureSet) -> dict[str, float | None]:
     found = precision_recall(samples=samples.rows[POOL], reference=reference.rows[POOL])
     return {"precision": found.precision, "recall": found.recall}
 

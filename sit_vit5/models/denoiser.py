@@ -51,10 +51,10 @@ class Denoiser(nn.Module):
     timesteps: 0, or how many diffusion steps an official DiT knows: it reads t as their number,
     timesteps * (1 - t) - 1, from timesteps - 1 at t = 0 down to 0.
     heads: further predictions, each from the tokens after a block (1 to depth), by name.
-    recompute: set it to keep only the blocks' inputs for the backward pass.
+    activation_checkpointing: set it to keep only the blocks' inputs for the backward pass.
     """
 
-    recompute = False
+    activation_checkpointing = False
 
     def __init__(
         self,
@@ -152,7 +152,7 @@ class Denoiser(nn.Module):
         return unpatchify(x, grid, self.backbone.patch_size)
 
     def _run(self, block: Block, x: Tensor, c: Tensor, rope: Tensor | None) -> Tensor:
-        if self.recompute and torch.is_grad_enabled():
+        if self.activation_checkpointing and torch.is_grad_enabled():
             return checkpoint(block, x, c, rope, use_reentrant=False)
         return block(x, c, rope)
 

@@ -19,9 +19,9 @@ from sit_vit5.config import ADAPTIVE_METHODS, GenerateConfig
 from sit_vit5.config.parse import to_dict
 from sit_vit5.models.checkpoint import open_checkpoint
 from sit_vit5.sampling.generator import choose_labels, find_classes
-from sit_vit5.sampling.load import Loaded, load
+from sit_vit5.sampling.load import LoadedModel, load
 from sit_vit5.sampling.sample_set import SampleSet, write_pngs
-from sit_vit5.utils.distributed import Processes, one_word
+from sit_vit5.utils.distributed import Processes, agree
 from sit_vit5.utils.errors import UserError
 from sit_vit5.utils.files import check_regular_file, file_hash, lock
 from sit_vit5.utils.memory import memory_errors
@@ -47,7 +47,7 @@ def generate(options: GenerateConfig, processes: Processes) -> Path:
 
 
 def complete_set(
-    folder: Path, options: GenerateConfig, loaded: Loaded, processes: Processes, *, bar: tqdm
+    folder: Path, options: GenerateConfig, loaded: LoadedModel, processes: Processes, *, bar: tqdm
 ) -> bool:
     """Makes the missing images of the set in a folder; False if it was complete already.
 
@@ -63,7 +63,7 @@ def complete_set(
         shape=image_shape(loaded),
     )
     with ExitStack() as held:
-        with one_word(processes):
+        with agree(processes):
             if processes.is_main:
                 held.enter_context(lock(folder, "sampling run"))
                 samples.prepare()
@@ -119,7 +119,7 @@ def groups_of(indices: Sequence[int], size: int) -> list[Group]:
 
 def _fill(
     samples: SampleSet,
-    loaded: Loaded,
+    loaded: LoadedModel,
     options: GenerateConfig,
     classes: list[int],
     processes: Processes,
@@ -166,7 +166,7 @@ def _classes(options: GenerateConfig, class_names: tuple[str, ...]) -> list[int]
     return find_classes(wanted, class_names)
 
 
-def _settings(options: GenerateConfig, loaded: Loaded, classes: list[int]) -> dict:
+def _settings(options: GenerateConfig, loaded: LoadedModel, classes: list[int]) -> dict:
     """Everything that decides the images."""
     checkpoint = loaded.checkpoint
     weights_file = checkpoint.folder / checkpoint.weights_file(options.weights)
@@ -200,7 +200,7 @@ def _reference_hash(options: GenerateConfig) -> str | None:
 
 
 def _facts(
-    options: GenerateConfig, loaded: Loaded, processes: Processes, seconds: float, made: int
+    options: GenerateConfig, loaded: LoadedModel, processes: Processes, seconds: float, made: int
 ) -> dict:
     """What else describes how the set was made."""
     return {
@@ -221,13 +221,13 @@ def _facts(
     }
 
 
-def image_shape(loaded: Loaded) -> tuple[int, int, int]:
+def image_shape(loaded: LoadedModel) -> tuple[int, int, int]:
     """(H, W, C) of a decoded image."""
     state = loaded.checkpoint.state
     return loaded.generator.codec.image_shape((state.in_channels, *state.input_size))
 
 
-def _default_folder(options: GenerateConfig, loaded: Loaded) -> Path:
+def _default_folder(options: GenerateConfig, loaded: LoadedModel) -> Path:
     run = run_of(loaded.checkpoint.folder)
     name = f"{step_name(loaded.checkpoint.state.step)}_{options.num_samples}"
     return run / SAMPLES / (f"{name}_images" if options.indices else name)

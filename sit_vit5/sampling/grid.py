@@ -16,7 +16,7 @@ from sit_vit5.flow.predictions import Flow
 from sit_vit5.models.denoiser import Denoiser
 from sit_vit5.sampling.field import Guidance, guidance_scale_or_default
 from sit_vit5.sampling.generator import Generator, Settings, find_classes
-from sit_vit5.sampling.load import Loaded
+from sit_vit5.sampling.load import LoadedModel
 from sit_vit5.utils.errors import UserError
 from sit_vit5.utils.files import check_output, save_image
 from sit_vit5.utils.memory import check_memory, memory_errors
@@ -145,13 +145,13 @@ def rows(wanted: Sequence[str], class_names: Sequence[str]) -> tuple[list[int], 
     return labels, [class_names[label] for label in labels]
 
 
-def title(loaded: Loaded, weights: str) -> str:
+def title(loaded: LoadedModel, weights: str) -> str:
     """What made the images, in a line."""
     step, guidance = loaded.checkpoint.state.step, loaded.generator.settings.guidance
     return f"step {step}, {weights}, guidance {guidance.scale:g}"
 
 
-def picture_path(out: str | None, loaded: Loaded, *, name: str) -> Path:
+def picture_path(out: str | None, loaded: LoadedModel, *, name: str) -> Path:
     """`out`, or NAME_STEP.png in the run's samples; refused now if it cannot be written."""
     file = f"{name}_{step_name(loaded.checkpoint.state.step)}.png"
     path = Path(out or run_of(loaded.checkpoint.folder) / SAMPLES / file)
@@ -159,7 +159,7 @@ def picture_path(out: str | None, loaded: Loaded, *, name: str) -> Path:
     return path
 
 
-def check_drawing(count: int, loaded: Loaded, *, use: str) -> None:
+def check_drawing(count: int, loaded: LoadedModel, *, use: str) -> None:
     """Refuses more images than the memory holds, before they are made. use: what to do."""
     state = loaded.checkpoint.state
     shape = loaded.generator.codec.image_shape((state.in_channels, *state.input_size))

@@ -33,7 +33,7 @@ STEPS, SDE_STEPS, ATOL, RTOL = 50, 250, 1e-6, 1e-3
 
 
 @dataclass(frozen=True)
-class Loaded:
+class LoadedModel:
     """Ready to sample."""
 
     checkpoint: Checkpoint
@@ -44,13 +44,15 @@ class Loaded:
         """Names by label; empty for an unconditional model."""
         return self.checkpoint.state.class_names
 
-    def under(self, options: SamplerConfig) -> Loaded:
+    def under(self, options: SamplerConfig) -> LoadedModel:
         """The same networks under other options of sampling."""
         settings = _resolve_for(self.checkpoint, options)
         return replace(self, generator=replace(self.generator, settings=settings))
 
 
-def load(options: SamplerConfig, device: torch.device, *, default_scale: float = 1.0) -> Loaded:
+def load(
+    options: SamplerConfig, device: torch.device, *, default_scale: float = 1.0
+) -> LoadedModel:
     """Opens the checkpoint, checks that the codec is the one of training, builds the network.
 
     default_scale: of guidance, for a model that has a null label, where the options give none.
@@ -75,7 +77,7 @@ def load(options: SamplerConfig, device: torch.device, *, default_scale: float =
         reference = other.denoiser(options.guidance.reference_weights)
         reference = reference.to(device).eval().requires_grad_(False)
     flow = Flow(objective.interpolant, objective.prediction)
-    return Loaded(checkpoint, Generator(model, codec, flow, settings, reference))
+    return LoadedModel(checkpoint, Generator(model, codec, flow, settings, reference))
 
 
 def _resolve_for(

@@ -45,7 +45,7 @@ def banner(trainer: Trainer) -> list[str]:
         f"precision: {config.precision} matrix products, "
         f"TF32 {'on' if config.precision == 'tf32' else 'off'}, "
         f"{'compiled' if compiles(config, trainer.device) else 'eager'} blocks"
-        f"{', recomputed in the backward pass' if config.recompute else ''}, "
+        f"{', recomputed in the backward pass' if config.activation_checkpointing else ''}, "
         f"{config.attention} attention, torch {torch.__version__} on "
         f"{trainer.device}{', cut over the processes' if is_sharded(model) else ''}",
         *check_disk(trainer.run_folder, config, run_disk(config, parameters, trainable)),

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from sit_vit5.config import EmaConfig, decay_name, width_name
 from sit_vit5.models.state_dict import check_tensors
-from sit_vit5.training.parallel import cut_like, local
+from sit_vit5.training.parallel import local, shard_like
 from sit_vit5.utils import power_ema as power_average
 
 # The decay at an optimizer step (from 0).
@@ -60,7 +60,7 @@ class Ema:
         for rule_name, average in self.averages.items():
             check_tensors(averages[rule_name], average, source)
             for name, tensor in average.items():
-                tensor.copy_(cut_like(averages[rule_name][name], tensor))
+                tensor.copy_(shard_like(averages[rule_name][name], tensor))
 
 
 def rules(config: EmaConfig) -> dict[str, Rule]:

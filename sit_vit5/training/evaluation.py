@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 from sit_vit5.models.denoiser import Denoiser
-from sit_vit5.utils.distributed import Processes, Words, gather
+from sit_vit5.utils.distributed import HostSync, Processes, gather
 from sit_vit5.utils.errors import UserError
 
 Stopped = Callable[[], bool]
@@ -33,7 +33,7 @@ def evaluate(
     evaluation: Evaluation,
     copy: Callable[[], Denoiser],
     processes: Processes,
-    words: Words,
+    words: HostSync,
     *,
     stopped: Stopped,
 ) -> dict[str, float]:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, distributed, nn
 
 from sit_vit5.config import OptimizerConfig
-from sit_vit5.training.parallel import cut_like, local, whole
+from sit_vit5.training.parallel import full_tensor, local, shard_like
 from sit_vit5.utils.errors import UserError
 
 Named = dict[str, nn.Parameter]
@@ -76,7 +76,7 @@ class Muon(torch.optim.Optimizer):
                 parameters, self._orthogonalized(parameters, momenta), strict=True
             ):
                 scale = group["lr"] * 0.2 * max(update.shape[-2:]) ** 0.5
-                update = local(cut_like(update.reshape(parameter.shape), parameter))
+                update = local(shard_like(update.reshape(parameter.shape), parameter))
                 weights = local(parameter)
                 weights.mul_(1 - group["lr"] * group["weight_decay"] * keep)
                 weights.sub_(update.to(weights.dtype) * (scale * keep))
@@ -101,7 +101,7 @@ class Muon(torch.optim.Optimizer):
         rank, _ = _rank_and_count()
         updates = []
         for parameter, momentum in zip(parameters, momenta, strict=True):
-            full, pieces = whole(momentum), self.pieces[parameter]
+            full, pieces = full_tensor(momentum), self.pieces[parameter]
             matrices = full.reshape(pieces, full.shape[0] // pieces, full.shape[1])
             if matrices.is_cuda:  # the precision of the authors; CPUs multiply fp32 as fast
                 matrices = matrices.bfloat16()
@@ -218,6 +218,6 @@ def load_optimizer_tensors(
                     "shape"
                 )
             optimizer.state[parameter] = {
-                kind: cut_like(t, parameter) if t.ndim else t.to(parameter.device)
+                kind: shard_like(t, parameter) if t.ndim else t.to(parameter.device)
                 for kind, t in state.items()
             }

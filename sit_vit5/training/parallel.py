@@ -27,7 +27,7 @@ def send(tensor: Tensor, device: torch.device) -> Tensor:
     return tensor.pin_memory().to(device, non_blocking=True)
 
 
-class Arriving:
+class AsyncScalar:
     """A number on its way from the device; as a float it waits for what computes it, not for what
     was queued later."""
 
@@ -66,12 +66,12 @@ def local(tensor: Tensor) -> Tensor:
     return tensor.to_local() if _is_part(tensor) else tensor
 
 
-def whole(tensor: Tensor) -> Tensor:
+def full_tensor(tensor: Tensor) -> Tensor:
     """All parts together. Every process must ask."""
     return tensor.full_tensor() if _is_part(tensor) else tensor
 
 
-def cut_like(tensor: Tensor, part: Tensor) -> Tensor:
+def shard_like(tensor: Tensor, part: Tensor) -> Tensor:
     """The part of a whole tensor that belongs to this process, on the device of `part`."""
     tensor = tensor.to(part.device)
     if not _is_part(part):
@@ -82,9 +82,9 @@ def cut_like(tensor: Tensor, part: Tensor) -> Tensor:
     return distribute_tensor(tensor, part.device_mesh, part.placements, src_data_rank=None)
 
 
-def cut_all(tensors: dict[str, Tensor], parts: dict[str, Tensor]) -> dict[str, Tensor]:
-    """`cut_like` by name."""
-    return {name: cut_like(tensor, parts[name]) for name, tensor in tensors.items()}
+def shard_all(tensors: dict[str, Tensor], parts: dict[str, Tensor]) -> dict[str, Tensor]:
+    """`shard_like` by name."""
+    return {name: shard_like(tensor, parts[name]) for name, tensor in tensors.items()}
 
 
 def _is_part(tensor: Tensor) -> bool:
@@ -120,7 +120,7 @@ class Staging:
         """Copies of one group's tensors, valid until the group's next copy; {} if not kept."""
         copies = {}
         for name, tensor in tensors.items():
-            full = whole(tensor.detach())
+            full = full_tensor(tensor.detach())
             if self.keep:
                 buffer = self._buffer(f"{group}/{name}", full)
                 copies[name] = buffer.copy_(full, non_blocking=full.is_cuda)

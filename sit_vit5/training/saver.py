@@ -12,8 +12,8 @@ from sit_vit5.config import TrainConfig, width_name
 from sit_vit5.models.checkpoint import State, prune_checkpoints, save_checkpoint
 from sit_vit5.training.parallel import Staging
 from sit_vit5.training.snapshots import write_snapshots
-from sit_vit5.training.train_state import Learner
-from sit_vit5.utils.distributed import Words
+from sit_vit5.training.train_state import TrainState
+from sit_vit5.utils.distributed import HostSync
 from sit_vit5.utils.errors import UserError
 from sit_vit5.utils.run_folder import has_latest, last_good_checkpoint, step_name
 
@@ -28,7 +28,7 @@ class Saver:
         self,
         run: Path,
         config: TrainConfig,
-        words: Words,
+        words: HostSync,
         *,
         is_main: bool,
         written: Callable[[str], None],
@@ -42,7 +42,7 @@ class Saver:
     def save(
         self,
         state: State,
-        learner: Learner,
+        learner: TrainState,
         *,
         checkpoint: bool = True,
         snapshot: bool = False,
@@ -129,7 +129,7 @@ class Saver:
         what = f"EMA snapshots of {step_name(state.step)}"
         return what, lambda: write_snapshots(self.run, state.step, averages)
 
-    def _check_finite(self, step: int, learner: Learner) -> None:
+    def _check_finite(self, step: int, learner: TrainState) -> None:
         if self._any(not learner.finite()):
             raise UserError(
                 f"the weights are not finite at step {step}: not saved; last good checkpoint: "

@@ -21,8 +21,8 @@ from sit_vit5.data.loader import Batch
 from sit_vit5.models.checkpoint import Checkpoint, State
 from sit_vit5.models.fused import fused_kernels
 from sit_vit5.training.flow_matching import Objective
-from sit_vit5.training.parallel import Arriving, gradients_stay
-from sit_vit5.training.train_state import Learner
+from sit_vit5.training.parallel import AsyncScalar, gradients_stay
+from sit_vit5.training.train_state import TrainState
 from sit_vit5.training.watchdog import Watchdog
 from sit_vit5.utils.errors import UserError
 from sit_vit5.utils.precision import autocast
@@ -37,7 +37,7 @@ class Unsettled:
 
     step: int
     data_step: int
-    grad_norm: Arriving
+    grad_norm: AsyncScalar
     loss: Tensor
 
 
@@ -51,7 +51,7 @@ class Stepping:
     def __init__(
         self,
         config: TrainConfig,
-        learner: Learner,
+        learner: TrainState,
         objective: Objective,
         accelerator: Accelerator,
         wrapped: nn.Module,
@@ -95,7 +95,7 @@ class Stepping:
             loss = self._gradients(batches)
         self.settle()
         norm = self.learner.update(self.step, limit=self.watchdog.limit())
-        self._unsettled = Unsettled(self.step, self.data_step, Arriving(norm), loss)
+        self._unsettled = Unsettled(self.step, self.data_step, AsyncScalar(norm), loss)
         self.step += 1
         self.images_seen += self.config.batch_size
 

@@ -44,7 +44,7 @@ def compiles(config: TrainConfig, device: torch.device) -> bool:
     return device.type == "cuda" if config.compile is None else config.compile
 
 
-class Learner:
+class TrainState:
     """Fresh from the seed; `restore` continues a run, `init_from` borrows weights for a new one.
 
     latent_shape: (c, h, w) of one sample; class_names: empty for an unconditional model; shard:
@@ -64,7 +64,7 @@ class Learner:
         self.latent_shape, self.class_names = latent_shape, class_names
         torch.manual_seed(config.seed)  # initial weights only; everything else is keyed
         self.model = self._network()
-        self.model.recompute = config.recompute
+        self.model.activation_checkpointing = config.activation_checkpointing
         if compiles(config, device):
             check_compiler(device)
             for block in self.model.blocks:
@@ -99,7 +99,7 @@ class Learner:
     def _load(self, weights: dict[str, Tensor]) -> None:
         """Puts whole weights in place of those of the same names."""
         own = self.model.state_dict()
-        self.model.load_state_dict(own | sharding.cut_all(weights, own))
+        self.model.load_state_dict(own | sharding.shard_all(weights, own))
 
     def update(self, step: int, *, limit: float = math.inf) -> Tensor:
         """Clips the gradients and takes one optimizer step; their norm before, on the device.
@@ -109,7 +109,9 @@ class Learner:
         """
         config = self.config.optimizer
         clip = config.clip_norm or math.inf
-        grad_norm = sharding.whole(torch.nn.utils.clip_grad_norm_(self.model.parameters(), clip))
+        grad_norm = sharding.full_tensor(
+            torch.nn.utils.clip_grad_norm_(self.model.parameters(), clip)
+        )
         counts = grad_norm.isfinite() & (grad_norm <= limit)
         for optimizer in self.optimizers:
             for group in optimizer.param_groups:
@@ -159,7 +161,7 @@ class Learner:
         copy = self._network() if keep else None
         own = copy.state_dict() if keep else {}
         for key, tensor in self.weights(name).items():
-            full = sharding.whole(tensor)
+            full = sharding.full_tensor(tensor)
             if keep:
                 own[key].copy_(full)
         return copy.eval().requires_grad_(False) if keep else None

@@ -30,14 +30,14 @@ from sit_vit5.training.optimizer import warmup
 from sit_vit5.training.parallel import shard
 from sit_vit5.training.saver import Saver
 from sit_vit5.training.stepping import Stepping
-from sit_vit5.training.train_state import Learner
+from sit_vit5.training.train_state import TrainState
 from sit_vit5.training.watchdog import Interrupt
 from sit_vit5.utils.distributed import (
     BatchPlan,
-    Words,
+    HostSync,
+    agree,
     join_processes,
     no_accelerator,
-    one_word,
     shard_ourselves,
 )
 from sit_vit5.utils.errors import UserError, brief
@@ -95,7 +95,7 @@ class Trainer:
         self.accelerator = Accelerator(mixed_precision="no", cpu=no_accelerator())
         self.device, self.is_main = self.accelerator.device, self.accelerator.is_main_process
         patience = timedelta(minutes=config.watchdog.patience)
-        self.words = Words(self.accelerator.num_processes, patience)
+        self.words = HostSync(self.accelerator.num_processes, patience)
         self.plan = BatchPlan(
             config.batch_size,
             config.accumulation,
@@ -124,7 +124,7 @@ class Trainer:
                 print(f"step {self.step} of {self.config.steps} is reached: nothing to do")
             return 0
         with ExitStack() as stack:
-            with one_word(self.processes):
+            with agree(self.processes):
                 if self.is_main:
                     self._open(stack)
             return self._loop(missing)
@@ -166,7 +166,7 @@ class Trainer:
         """The learner and the counters, fresh or from a checkpoint."""
         config, processes = self.config, self.accelerator.num_processes
         sharded = self.parallel == "fsdp2" and processes > 1
-        self.learner = Learner(
+        self.learner = TrainState(
             config,
             self.latent_shape,
             self.source.class_names,

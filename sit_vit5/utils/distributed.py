@@ -196,7 +196,7 @@ def gather(values: list, processes: Processes) -> list:
         return gather_object(values)
 
 
-class Words:
+class HostSync:
     """Numbers that the processes' CPUs tell one another: no device is waited for.
 
     Built by all processes together. patience: how long they wait for one another; roll_call: and
@@ -262,7 +262,7 @@ def _is_lost(error: Exception) -> bool:
 
 
 @contextmanager
-def one_word(processes: Processes) -> Iterator[None]:
+def agree(processes: Processes) -> Iterator[None]:
     """A block after which all processes go on, or all stop with the words of the one that failed.
 
     Without it the others would wait for it, and end with an error of the network's.
@@ -314,7 +314,7 @@ def _check_fsdp() -> None:
         )
     for setting, instead in (
         ("OFFLOAD_PARAMS", "--ema.device host keeps the averages off the GPU"),
-        ("ACTIVATION_CHECKPOINTING", "use --recompute True"),
+        ("ACTIVATION_CHECKPOINTING", "use --activation-checkpointing True"),
     ):
         if _asks(f"FSDP_{setting}"):
             raise UserError(

@@ -11,7 +11,7 @@ import torch
 from sit_vit5.metrics import (
     METRICS,
     Accumulator,
-    Described,
+    FeatureSet,
     build_extractor,
     describe,
     frechet_distance_of,
@@ -29,7 +29,7 @@ def rows(images: np.ndarray) -> np.ndarray:
     return EXTRACTOR(images)["pool"]
 
 
-def reference() -> Described:
+def reference() -> FeatureSet:
     return describe({"pool": rows(REAL)}, ["pool"])
 
 
@@ -94,7 +94,7 @@ def test_missing_and_repeated_images_are_refused(batches):
 
 def test_what_does_not_fit_is_refused():
     with pytest.raises(UserError, match="metric kid needs rows of the reference's pool features"):
-        Accumulator(EXTRACTOR, ("kid",), Described(statistics=reference().statistics)).compute()
+        Accumulator(EXTRACTOR, ("kid",), FeatureSet(statistics=reference().statistics)).compute()
     with pytest.raises(UserError, match="unknown metric 'fidd'; nearest: fid"):
         Accumulator(EXTRACTOR, ("fidd",))
     accumulator = Accumulator(EXTRACTOR, ("fid",), reference())

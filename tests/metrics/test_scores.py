@@ -10,7 +10,7 @@ import torch
 
 from sit_vit5.metrics import (
     METRICS,
-    Described,
+    FeatureSet,
     Statistics,
     inception_score,
     kernel_distance,
@@ -186,12 +186,12 @@ def test_the_standard_error_of_a_kernel_distance_is_its_spread_between_sets():
 def test_every_metric_is_better_for_samples_like_the_reference(name):
     metric = METRICS[name]
 
-    def described(seed: int, shift: float) -> Described:
+    def described(seed: int, shift: float) -> FeatureSet:
         rows = {
             output: rng(seed).standard_normal((60, 12)) + shift
             for output in (POOL, SPATIAL, LOGITS)
         }
-        return Described(rows, {output: Statistics.of(found) for output, found in rows.items()})
+        return FeatureSet(rows, {output: Statistics.of(found) for output, found in rows.items()})
 
     reference = described(0, 0.0)
     near, far = (metric.function(described(1, shift), reference) for shift in (0.01, 4.0))

@@ -263,9 +263,9 @@ def test_gradients_reach_every_trainable_parameter():
     assert not dict(tiny("SiT").named_parameters())["positions"].requires_grad
 
 
-def kept_tensors_and_gradients(*, recompute: bool) -> tuple[int, list[torch.Tensor]]:
+def kept_tensors_and_gradients(*, activation_checkpointing: bool) -> tuple[int, list[torch.Tensor]]:
     model, kept = randomise(tiny()), []
-    model.recompute = recompute
+    model.activation_checkpointing = activation_checkpointing
 
     def keep(tensor: torch.Tensor) -> torch.Tensor:
         kept.append(tensor)
@@ -279,8 +279,8 @@ def kept_tensors_and_gradients(*, recompute: bool) -> tuple[int, list[torch.Tens
 
 
 def test_recomputing_keeps_less_and_gives_the_same_gradients():
-    everything, gradients = kept_tensors_and_gradients(recompute=False)
-    inputs_only, again = kept_tensors_and_gradients(recompute=True)
+    everything, gradients = kept_tensors_and_gradients(activation_checkpointing=False)
+    inputs_only, again = kept_tensors_and_gradients(activation_checkpointing=True)
     assert inputs_only < 0.5 * everything
     assert all(torch.equal(*pair) for pair in zip(gradients, again, strict=True))
 
@@ -298,7 +298,7 @@ def test_taps_are_the_patch_tokens_after_a_block():
 def test_taps_under_activation_checkpointing_equal_the_plain_ones():
     model = randomise(tiny())
     plain = model(*inputs(model), taps=(1,))
-    model.recompute = True
+    model.activation_checkpointing = True
     kept = model(*inputs(model), taps=(1,))
     torch.testing.assert_close(plain, kept)
     plain[1][1].square().mean().backward()

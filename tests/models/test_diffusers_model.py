@@ -53,7 +53,7 @@ def test_it_is_a_denoiser_with_gradient_checkpointing():
     model = ViT5SiT(asdict(Backbone(32, 2, 2)), in_channels=2, input_size=(8, 8), num_classes=3)
     assert isinstance(model, Denoiser) and model.null_label == 3
     model.enable_gradient_checkpointing()
-    assert model.recompute
+    assert model.activation_checkpointing
     model.disable_gradient_checkpointing()
-    assert not model.recompute
+    assert not model.activation_checkpointing
     assert model.to(torch.float64).dtype == torch.float64

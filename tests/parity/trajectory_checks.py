@@ -22,7 +22,7 @@ from sit_vit5.models.state_dict import fold_gammas
 from sit_vit5.training.ema import Ema
 from sit_vit5.training.flow_matching import Objective
 from sit_vit5.training.stepping import Stepping
-from sit_vit5.training.train_state import Learner
+from sit_vit5.training.train_state import TrainState
 from sit_vit5.utils.distributed import BatchPlan
 
 # Of an official ViT-5: rotary tables, and weights of norms that adaLN scales, which stay 1.
@@ -113,7 +113,7 @@ def gate_biases(model: Denoiser) -> list[Tensor]:
     return [vectors[index] for vectors in biases for index in (2, 5)]
 
 
-def train(facts: dict, tensors: Tensors, learner: Learner) -> tuple[Tensor, Tensor]:
+def train(facts: dict, tensors: Tensors, learner: TrainState) -> tuple[Tensor, Tensor]:
     """Losses (steps, batch) and gradient norms (steps,) of the trainer's steps.
 
     A sum, gamma + gate, is trained as none: gamma and the gate's bias have the same gradients, so
@@ -165,7 +165,7 @@ def trajectory(facts: dict, tensors: Tensors, folder: Path) -> Iterator[Check]:
     config, sizes = config_of(facts, tensors), facts["hyperparameters"]
     shape = (sizes["in_channels"], sizes["side"], sizes["side"])
     classes = tuple(map(str, range(sizes["classes"])))
-    learner = Learner(config, shape, classes, torch.device("cpu"))
+    learner = TrainState(config, shape, classes, torch.device("cpu"))
     learner.model.load_state_dict(our_weights(tensors, "param", learner.model))
     learner.ema = Ema(learner.model, config.ema)
     losses, norms = train(facts, tensors, learner)

@@ -25,7 +25,7 @@ from sit_vit5.config.parse import load_config, parse_over_train
 from sit_vit5.config.plan import DEVICES, PlanCommand
 from sit_vit5.models.denoiser import Denoiser
 from sit_vit5.training.disk import checkpoints_on_disk, run_disk
-from sit_vit5.training.train_state import Learner
+from sit_vit5.training.train_state import TrainState
 from sit_vit5.utils.errors import UserError, size_text
 from sit_vit5.utils.precision import autocast
 
@@ -121,9 +121,9 @@ def test_activations_are_what_autograd_keeps_within_half_a_percent(name, precisi
 
 
 def test_recomputing_keeps_little_more_than_the_blocks_inputs():
-    def build(recompute: bool) -> Denoiser:
+    def build(activation_checkpointing: bool) -> Denoiser:
         model = network("ViT5-S/2")
-        model.recompute = recompute
+        model.activation_checkpointing = activation_checkpointing
         return model
 
     little, all_of_it = (
@@ -168,7 +168,7 @@ def test_backward_takes_twice_the_flops_of_forward():
 
 def test_a_checkpoint_has_the_bytes_that_are_planned():
     config = by_hand().train
-    learner = Learner(config, (1, 8, 8), tuple("0123456789"), torch.device("cpu"))
+    learner = TrainState(config, (1, 8, 8), tuple("0123456789"), torch.device("cpu"))
     for parameter in learner.model.parameters():
         if parameter.requires_grad:
             parameter.grad = torch.ones_like(parameter)
@@ -262,7 +262,9 @@ def test_xl_at_batch_256_does_not_fit_eight_cards_of_24_gb():
 
 def test_recompute_costs_a_forward_pass_and_saves_memory():
     small = ("--model", "ViT5-Nano/2", "--data.image-size", "32", "--codec.name", "identity")
-    kept, again = (make_plan(planned(*small, "--recompute", r)) for r in ("False", "True"))
+    kept, again = (
+        make_plan(planned(*small, "--activation-checkpointing", r)) for r in ("False", "True")
+    )
     assert (kept.passes, again.passes) == (3, 4)
     assert again.step_flops * 3 == kept.step_flops * 4
     assert again.model_seconds == pytest.approx(kept.model_seconds * 4 / 3)
@@ -271,8 +273,8 @@ def test_recompute_costs_a_forward_pass_and_saves_memory():
     tight = f"{(kept.memory.total + again.memory.total) / 2e9 / 0.9}"
     options = planned(*small, "--memory-gb", tight)
     assert "fits: no" in report(options, make_plan(options))
-    assert "; --recompute True, or raise" in report(options, make_plan(options))
-    options = planned(*small, "--memory-gb", tight, "--recompute", "True")
+    assert "; --activation-checkpointing True, or raise" in report(options, make_plan(options))
+    options = planned(*small, "--memory-gb", tight, "--activation-checkpointing", "True")
     shown = report(options, make_plan(options))
     assert "fits: yes" in shown and "once again in the backward pass" in shown
 

@@ -21,7 +21,12 @@ from sit_vit5.analysis.interpolation import (
     position_names,
     slerp,
 )
-from sit_vit5.analysis.trajectory import Moment, denoising_path, draw_path_frames, draw_path_strip
+from sit_vit5.analysis.trajectory import (
+    TrajectoryState,
+    denoising_path,
+    draw_path_frames,
+    draw_path_strip,
+)
 from sit_vit5.codecs import build_codec
 from sit_vit5.config import ADAPTIVE_METHODS, SDE_METHODS, SdeConfig
 from sit_vit5.flow.predictions import Flow
@@ -179,7 +184,7 @@ def order(picture: Image.Image, count: int) -> list[tuple[int, int]]:
 @pytest.mark.parametrize("channels", [1, 3])
 def test_a_strip_shows_times_in_columns_and_two_lines_per_image(channels):
     tiles = shades(12, channels).reshape(3, 2, 2, 2, 2, channels)  # time, (x_t, data), image
-    path = [Moment(t, *pair) for t, pair in zip((0, 0.5, 1), tiles, strict=True)]
+    path = [TrajectoryState(t, *pair) for t, pair in zip((0, 0.5, 1), tiles, strict=True)]
     strip = draw_path_strip(path, ["a", "b"], "title")
     expected = [(2 * b + line, t) for t in range(3) for line in (0, 1) for b in (0, 1)]
     assert order(strip, 12) == expected
@@ -188,7 +193,7 @@ def test_a_strip_shows_times_in_columns_and_two_lines_per_image(channels):
 
 def test_an_animations_frame_shows_x_t_left_of_the_data_and_a_row_per_name():
     pair = shades(8, 1).reshape(2, 4, 2, 2, 1)
-    (frame,) = draw_path_frames([Moment(0.5, *pair)], ["a", "b"], "title")
+    (frame,) = draw_path_frames([TrajectoryState(0.5, *pair)], ["a", "b"], "title")
     places = [(0, 0), (0, 2), (1, 0), (1, 2), (0, 1), (0, 3), (1, 1), (1, 3)]
     assert order(frame, 8) == places
 
@@ -197,7 +202,7 @@ def test_an_animations_frame_shows_x_t_left_of_the_data_and_a_row_per_name():
 @pytest.mark.parametrize("channels", [1, 3])
 def test_an_animation_has_every_frame_loops_and_rests_on_the_last(kind, channels, tmp_path):
     images = shades(5, channels)
-    path = [Moment(t / 4, image[None], image[None]) for t, image in enumerate(images)]
+    path = [TrajectoryState(t / 4, image[None], image[None]) for t, image in enumerate(images)]
     frames = draw_path_frames(path, ["name"], "title")
     file = tmp_path / f"x.{kind}"
     save_animation(file, frames)

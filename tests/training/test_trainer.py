@@ -482,7 +482,7 @@ def test_drawing_cannot_change_the_weights_in_training(tmp_path):
 def test_attention_and_recompute_are_written_down_and_change_only_rounding(tmp_path, capsys):
     trainer(config(tmp_path, "--steps", 2, name="plain")).run()
     plain = final_tensors(tmp_path / "plain")
-    trainer(config(tmp_path, "--steps", 2, "--recompute", True, name="again")).run()
+    trainer(config(tmp_path, "--steps", 2, "--activation-checkpointing", True, name="again")).run()
     assert_equal(final_tensors(tmp_path / "again"), plain)
     assert "recomputed in the backward pass, fused attention" in capsys.readouterr().out
     options = ("--attention", "fp32_math")

@@ -207,11 +207,11 @@ def test_time_lost_to_data_is_logged_and_said(tmp_path, capsys):
 STUCK = """
 import sys, time
 from datetime import timedelta
-from sit_vit5.utils.distributed import Words, join_processes
+from sit_vit5.utils.distributed import HostSync, join_processes
 from sit_vit5.utils.errors import UserError
 
 processes = join_processes(minutes=0.05)
-words = Words(processes.count, timedelta(seconds=3), roll_call=timedelta(seconds=2))
+words = HostSync(processes.count, timedelta(seconds=3), roll_call=timedelta(seconds=2))
 assert words.largest(processes.rank) == processes.count - 1
 if processes.rank == 1:
     time.sleep(12)
