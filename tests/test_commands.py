@@ -23,6 +23,8 @@ from helpers import (
 )
 from PIL import Image
 
+from sit_vit5.commands import COMMANDS
+from sit_vit5.commands import main as commands_main
 from sit_vit5.models.checkpoint import open_checkpoint
 from sit_vit5.utils.errors import UserError
 
@@ -90,6 +92,20 @@ def test_help_lists_every_option_and_imports_no_torch(script):
         "encode": ["--out", "--dtype {float32,float16}", "--codec.path"],
     }[script]
     assert all(option in shown.stdout for option in expected)
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_listed_command_has_a_main(name, capsys):
+    with pytest.raises(SystemExit) as stop:
+        commands_main([name, *(["make"] if name == "reference" else []), "--help"])
+    assert not stop.value.code and "--" in capsys.readouterr().out
+
+
+def test_an_unknown_command_names_the_nearest(capsys):
+    with pytest.raises(UserError, match="unknown command 'gird'; nearest: grid"):
+        commands_main(["gird"])
+    assert commands_main([]) == 0
+    assert all(f"  {name} " in capsys.readouterr().out for name in ("train",))
 
 
 def test_a_trained_run_holds_a_preview_and_its_log(trained):
