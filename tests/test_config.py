@@ -342,6 +342,7 @@ def test_yaml_words_for_none_and_booleans_are_understood(tmp_path):
         (["--method", "euler_maruyama", "--sde.last-step-size", "1"], "1.0 must be below 1"),
         (["--method", "euler_maruyama", "--sde.last-step", "none", "--sde.last-step-size", "0.1"],
          "no effect with sde.last_step none"),
+        (["--method", "euler_maruyama", "--sde.last-step-size", "1e-9"], "must be at least 1e-06"),
         (["--method", "heum"], "heun"),
         (["--guidance.interval", "0.8", "0.2"], "guidance.interval 0.8 0.2 is upside down"),
         (["--guidance.interval", "0", "2"], "must lie within 0 and 1"),

@@ -83,6 +83,13 @@ def test_the_likelihood_of_images_is_the_gaussians_density(interpolant, method, 
         assert evaluations == {"rk4": 4, "heun": 2, "heun3": 3, "midpoint": 2}[method] * steps
 
 
+def test_tolerances_out_of_reach_are_refused():
+    draws = Draws(0, uniform=False)
+    with pytest.raises(UserError, match="dopri5 cannot reach atol 1e-300, rtol 1e-300 in fp32"):
+        unreachable = perfect(atol=1e-300, rtol=1e-300)
+        image_log_likelihood(unreachable, IMAGES[:1], [0], range(1), draws)
+
+
 def test_bits_per_dimension_are_those_of_the_grey_levels_probabilities():
     """Each level's own probability; 128 for 127.5 levels per unit would be 0.0057 bits off."""
     labels, draws = [0] * 6, Draws(seed=0)

@@ -24,6 +24,8 @@ from sit_vit5.utils.errors import UserError
 # Methods that choose their steps, and methods that draw noise; all others have a fixed grid.
 ADAPTIVE_METHODS = ("dopri5", "dopri8", "bosh3", "adaptive_heun", "fehlberg2")
 SDE_METHODS = ("euler_maruyama", "stochastic_heun")
+# A smaller last step of an SDE ends where it starts, in fp32.
+SMALLEST_LAST_STEP = 1e-6
 
 
 @dataclass(frozen=True)
@@ -214,8 +216,11 @@ def check_sampler(config: SamplerConfig) -> None:
     if config.sde.last_step == "none":
         if config.sde.last_step_size not in (0, SdeConfig.last_step_size):
             raise UserError("sde.last_step_size has no effect with sde.last_step none")
-    elif config.sde.last_step_size == 0:
-        raise UserError("sde.last_step_size 0 must be above 0; sde.last_step none has no such step")
+    elif config.sde.last_step_size < SMALLEST_LAST_STEP:
+        raise UserError(
+            f"sde.last_step_size {config.sde.last_step_size:g} must be at least "
+            f"{SMALLEST_LAST_STEP}, what fp32 tells from no step; sde.last_step none has none"
+        )
     check_interval(config.guidance, "guidance.interval")
 
 

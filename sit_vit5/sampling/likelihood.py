@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from sit_vit5.config import ADAPTIVE_METHODS
-from sit_vit5.sampling.ode import Velocity
+from sit_vit5.sampling.ode import Velocity, tolerance_errors
 
 # Where torchdiffeq calls a solver of ours by another name.
 TORCHDIFFEQ_NAMES = {"heun": "heun2"}
@@ -82,7 +82,7 @@ def log_likelihood(
     s = torch.linspace(1 - end, 1 - start, points, dtype=torch.float64, device=data.device)
     options = {"step_t": s[-1:], "dtype": torch.float64} if adaptive else {}
     zeros = torch.zeros(len(data), dtype=data.dtype, device=data.device)
-    with torch.no_grad():
+    with torch.no_grad(), tolerance_errors(name, atol, rtol):
         states, totals = odeint(
             right_hand_side, (data, zeros), s, method=name, atol=atol, rtol=rtol, options=options
         )

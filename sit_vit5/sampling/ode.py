@@ -5,7 +5,8 @@ The state stays fp32: bf16 sums over many steps decay to noise (row S11). Times 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
@@ -111,14 +112,21 @@ def adaptive(
 
     slope.callback_accept_step = accepted
     options = {"step_t": times[1:], "dtype": torch.float64}
-    try:
+    with tolerance_errors(method, atol, rtol):
         solution = odeint(slope, x_t, times, method=method, atol=atol, rtol=rtol, options=options)
-    except AssertionError as error:  # its word for a step that has shrunk to nothing
+    observe(solution[-1], interval[1])
+    return solution[-1]
+
+
+@contextmanager
+def tolerance_errors(method: str, atol: float, rtol: float) -> Iterator[None]:
+    """Turns torchdiffeq's assertion, that a step has shrunk to nothing, into a user's error."""
+    try:
+        yield
+    except AssertionError as error:
         raise UserError(
             f"{method} cannot reach atol {atol:g}, rtol {rtol:g} in fp32 ({error}); use larger ones"
         ) from None
-    observe(solution[-1], interval[1])
-    return solution[-1]
 
 
 def uniform_grid(steps: int, interval: tuple[float, float] = (0.0, 1.0)) -> list[float]:
