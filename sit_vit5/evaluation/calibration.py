@@ -1,8 +1,8 @@
-"""Step 0 of a reproduction: published values found again before anything is trained.
+"""Calibration before training: reproduce published values with the evaluator and the sampler.
 
-The evaluator on ADM's published samples, whose values its README states; the sampler on SiT's
-released weights, whose FID is published and whose sampler's settings are not. Whatever is there is
-used, and kept: the same command continues.
+The evaluator is checked on ADM's published samples, whose values its README states; the sampler on
+SiT's released weights, whose FID is published but whose sampler settings are not. Missing inputs
+are skipped, results are saved, and the same command continues.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ _BATCHES = "the list of batches in the folder evaluations of github.com/openai/g
 
 @dataclass(frozen=True)
 class Sampler:
-    """One reading of SiT's published sampler. norm: of its SDE, None for an ODE."""
+    """One reading of SiT's published sampler. norm: diffusion norm of the SDE; None for an ODE."""
 
     title: str
     method: str
@@ -75,7 +75,7 @@ SAMPLERS = {
 
 @dataclass(frozen=True)
 class Missing:
-    """An input that is not there: its option and file, and where to get it."""
+    """Missing input: its option and file, and where to get it."""
 
     key: str
     text: str
@@ -83,7 +83,7 @@ class Missing:
 
 @dataclass(frozen=True)
 class Values:
-    """Metrics of one set of samples by their names in metrics.json, and what they are of."""
+    """Metrics of one sample set by their names in metrics.json, and their inputs' identity."""
 
     count: int
     samples_sha256: str | None
@@ -97,7 +97,7 @@ class Values:
 
 
 def calibrate(options: CalibrateConfig, processes: Processes) -> None:
-    """Run what can run; print the table and the verdict, and write both to calibration.json."""
+    """Run all checks with inputs; print table and verdict, and write calibration.json."""
     options = replace(options, precision=options.precision or _default_precision(processes))
     with agree(processes):
         (missing,) = gather([missing_inputs(options) if processes.is_main else None], processes)[:1]
@@ -118,7 +118,7 @@ def calibrate(options: CalibrateConfig, processes: Processes) -> None:
 
 
 def _silent(*_: object, **__: object) -> None:
-    """What the other processes say."""
+    """Print nothing; for processes other than the main one."""
 
 
 def _default_precision(processes: Processes) -> str:
@@ -126,7 +126,7 @@ def _default_precision(processes: Processes) -> str:
 
 
 def missing_inputs(options: CalibrateConfig) -> list[Missing]:
-    """What is not there, with where to get it."""
+    """Return missing inputs, each with its source."""
     files = {
         "reference": ("ADM's reference of ImageNet 256x256", _BATCHES),
         "adm_samples": ("ADM-G + ADM-U, its published samples of ImageNet 256x256", _BATCHES),
@@ -165,7 +165,7 @@ def _run(
     processes: Processes,
     say: Callable[..., None],
 ) -> dict[str, Values]:
-    """Every value whose inputs are there. The cheap one comes first."""
+    """Metrics for which all inputs are available. The cheap one, ADM's samples, comes first."""
     reference, results = None, {}
 
     def measure(name: str, samples: str) -> None:
@@ -256,9 +256,9 @@ def _measure(
     processes: Processes,
     say: Callable[..., None],
 ) -> Values | None:
-    """The metrics of a set: those of the file if they are of the same images; on the main process.
+    """Metrics of a sample set, from the file if it is of the same images and reference.
 
-    Other processes help with the features and get None.
+    Only the main process returns them; the others help with the features and return None.
     """
     kept = None
     with agree(processes):
@@ -327,7 +327,7 @@ class Judged:
 
 
 def judge(results: dict[str, Values], *, features: str) -> Judged:
-    """Whether training may begin, and with which sampler its FID is measured."""
+    """Judge whether training may begin, and which sampler measures its FID."""
     if features != "inception":
         return Judged(False, [f"not judged: published values are not of the features {features}"])
     evaluator, first = _judge_evaluator(results.get(EVALUATOR))

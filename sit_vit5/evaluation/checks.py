@@ -1,4 +1,4 @@
-"""Likely mistakes in a comparison, found in its files: those that cost users most time (rows E).
+"""Likely mistakes in a comparison, found in its files: those that cost users most time.
 
 `find_mistakes` judges what the pass over the images saw (`observing.py`), the manifest and the
 reference. A new check is one function and one line in `CHECKS`.
@@ -34,7 +34,7 @@ SIDES = (32, 64, 128, 256, 512, 1024)  # that names of references tell
 
 @dataclass(frozen=True)
 class Finding:
-    """What a reader of the numbers should know. warning: the number is probably of no use."""
+    """Remark on a result. warning: the number is probably of no use."""
 
     level: Literal["note", "warning"]
     text: str
@@ -42,7 +42,7 @@ class Finding:
 
 @dataclass(frozen=True)
 class Evidence:
-    """What a comparison is made of.
+    """Inputs of a comparison.
 
     samples_path, reference_path: as the user gave them; samples_sha256, reference_sha256: of files.
     features: the extractor's name. reference: where it is an npz; reference_images: those that
@@ -63,7 +63,7 @@ class Evidence:
 
     @property
     def published(self) -> bool:
-        """Whether values of such features stand in papers, so that the protocol matters."""
+        """True if papers report values of such features, so that the protocol matters."""
         return self.features != "pixels"
 
     @property
@@ -74,13 +74,13 @@ class Evidence:
 
 
 def find_mistakes(evidence: Evidence) -> list[Finding]:
-    """What all checks find, warnings first."""
+    """Findings of all checks, warnings first."""
     found = [finding for check in CHECKS for finding in check(evidence)]
     return sorted(found, key=lambda finding: finding.level != "warning")
 
 
 def same_set(evidence: Evidence) -> Iterator[Finding]:
-    """The reference itself as samples, or files in the wrong order (E18)."""
+    """The reference itself as samples, or files in the wrong order."""
     sha256 = evidence.samples_sha256
     if sha256 is not None and sha256 == evidence.reference_sha256:
         yield Finding("warning", "samples and reference are the same file: the distance is 0")
@@ -93,7 +93,7 @@ def same_set(evidence: Evidence) -> Iterator[Finding]:
 
 
 def _has_manifest(text: str) -> bool:
-    """Whether a sampler's manifest lies beside a file."""
+    """True if a sampler's manifest is beside a file."""
     if not (archive_of(text).is_file() and manifest_path(text).is_file()):
         return False
     try:
@@ -103,7 +103,7 @@ def _has_manifest(text: str) -> bool:
 
 
 def sample_count(evidence: Evidence) -> Iterator[Finding]:
-    """Another number than the protocol's, or than the manifest's; or no manifest."""
+    """Number of samples unlike the protocol's or the manifest's; or no manifest."""
     count, manifest = evidence.samples.count, evidence.manifest
     if count != PUBLISHED_SAMPLES and evidence.published:
         yield Finding(
@@ -125,7 +125,7 @@ def sample_count(evidence: Evidence) -> Iterator[Finding]:
 
 
 def labels(evidence: Evidence) -> Iterator[Finding]:
-    """Random or balanced labels, or few of the classes (E6)."""
+    """Random or balanced labels, or few of the classes."""
     manifest = evidence.manifest
     if manifest is None or not manifest.labels or len(manifest.class_names) < 2:
         return
@@ -154,7 +154,7 @@ def labels(evidence: Evidence) -> Iterator[Finding]:
 
 
 def file_formats(evidence: Evidence) -> Iterator[Finding]:
-    """Files that are no images, JPEGs on one side (E8), several folders."""
+    """Files that are no images, JPEGs on one side, several folders."""
     sides = (("samples", evidence.samples), ("reference", evidence.reference_images))
     for name, images in sides:
         formats = images.formats if images is not None else {}
@@ -173,7 +173,7 @@ def file_formats(evidence: Evidence) -> Iterator[Finding]:
 
 
 def reference_kind(evidence: Evidence) -> Iterator[Finding]:
-    """A reference that does not tell its size, or that is no whole data set (E19, E30)."""
+    """Reference without its size, or of part of a data set."""
     reference, given = evidence.reference, archive_of(evidence.reference_path)
     if _has_manifest(evidence.reference_path) and (reference is None or reference.kind == IMAGES):
         yield Finding("warning", f"{given.name} are samples, not real images")
@@ -196,7 +196,7 @@ def reference_kind(evidence: Evidence) -> Iterator[Finding]:
 
 
 def sampling(evidence: Evidence) -> Iterator[Finding]:
-    """Settings of demonstrations and of drafts (E10, E33)."""
+    """Settings of demonstrations and of drafts."""
     sampler = evidence.sampler
     if sampler.get("precision") == "bf16":
         yield Finding(

@@ -1,4 +1,4 @@
-"""What samples are compared with, and which metrics that allows."""
+"""Reference of an evaluation, and the metrics that it allows."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _MAKE = "give images, or a file by evaluate/reference.py make"
 
 @dataclass(frozen=True)
 class Source:
-    """What a reference offers before any feature is computed.
+    """Content of a reference before any feature is computed.
 
     stored: statistics from its file by output; images: for rows, and for statistics if none are
     stored. file: where it is an npz. channels: in which its images and samples are compared.
@@ -53,16 +53,16 @@ class Source:
 
     @property
     def has_rows(self) -> bool:
-        """Whether features of single images can be had."""
+        """True if features of single images are available."""
         return self.images is not None and self.images.count <= MOST_ROWS
 
     def has_statistics(self, output: str) -> bool:
-        """Whether mean and covariance of an output can be had."""
+        """True if mean and covariance of an output are available."""
         return output in self.stored or (not self.stored and self.images is not None)
 
 
 def find_source(text: str, extractor: dict, samples: ImageSet) -> Source:
-    """What the reference holds for this extractor. Refuses images of another size than samples'."""
+    """Open the reference for this extractor. Refuse images of another size than the samples'."""
     path = Path(text)
     if text not in BUILT_IN and path.is_file() and path.suffix.lower() not in FILES:
         return _of_file(path, extractor, samples)
@@ -95,7 +95,7 @@ def _of_file(path: Path, extractor: dict, samples: ImageSet) -> Source:
 
 
 def _stored_channels(file: ReferenceFile, samples: ImageSet) -> int:
-    """The channels behind stored statistics. Refuses samples in colour for those of grey images."""
+    """Channels behind stored statistics. Refuse samples in colour for those of grey images."""
     if file.pool is None:
         return common_channels(samples, file.images)
     if file.image_shape is None:
@@ -112,7 +112,7 @@ def _stored_channels(file: ReferenceFile, samples: ImageSet) -> int:
 def check_stored_widths(
     source: Source, metrics: Mapping[str, Metric], extractor: Extractor, shape: tuple[int, int, int]
 ) -> None:
-    """Refuses stored statistics of another number of features, before the pass over the samples."""
+    """Refuse stored statistics of another number of features, before the pass over the samples."""
     outputs = {metric.output for metric in metrics.values()} & source.stored.keys()
     if outputs:
         probe = extractor(np.zeros((1, *shape), np.uint8), tuple(outputs))
@@ -143,7 +143,7 @@ def choose_metrics(
 
 
 def _lacking_images(metric: Metric, count: int, what: str) -> str | None:
-    """Why a metric cannot be had of so many samples (E4), which `what` calls; None: it can."""
+    """Reason why so few samples do not allow a metric; None if they do. what: their name."""
     if count < metric.fewest:
         return f"needs {metric.fewest} images, {what} are {count}"
     if metric.samples == "rows" and count > MOST_ROWS:
@@ -191,7 +191,7 @@ def describe_source(source: Source, metrics: Mapping[str, Metric], features: Pas
 
 
 def few_notes(described: FeatureSet, count: int, what: str) -> list[str]:
-    """Of a covariance without full rank (E4), once for the widest features."""
+    """Notes on a covariance without full rank, once for the widest features."""
     widths = [
         len(found.mean)
         for found in described.statistics.values()
@@ -208,7 +208,7 @@ def few_notes(described: FeatureSet, count: int, what: str) -> list[str]:
 def enough(
     metrics: Mapping[str, Metric], count: int, *, asked: bool, what: str = "the samples"
 ) -> tuple[dict[str, Metric], list[str]]:
-    """The metrics that so many samples allow; refuses one that was asked for by name."""
+    """Metrics that this number of samples allows; refuse a missing one requested by name."""
     reasons = {name: _lacking_images(metric, count, what) for name, metric in metrics.items()}
     lacking = {name: reason for name, reason in reasons.items() if reason}
     notes = [f"{name} left out: it {reason}" for name, reason in lacking.items()]
@@ -222,9 +222,9 @@ GIGABYTE = 10**9
 
 @dataclass(frozen=True)
 class Reference:
-    """What samples are compared with, for any number of sample sets.
+    """Opened reference, for any number of sample sets.
 
-    metrics: those it allows; seconds: what opening it took, by stage.
+    metrics: those it allows; seconds: of opening it, by stage.
     """
 
     features: Pass
@@ -276,14 +276,14 @@ def open_reference(
 
 @contextmanager
 def timed(seconds: dict[str, float], stage: str) -> Iterator[None]:
-    """Notes what the block took."""
+    """Record the seconds of the block."""
     start = time.perf_counter()
     yield
     seconds[stage] = time.perf_counter() - start
 
 
 def _cache(options: MetricsConfig) -> FeatureCache | None:
-    """Features of networks are kept; pixels are faster made than read."""
+    """Cache of network features; pixels are faster to compute than to read."""
     if not options.keep_features or options.features == "pixels":
         return None
     folder = Path(options.cache or DEFAULT_FOLDER).expanduser()

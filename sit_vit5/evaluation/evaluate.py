@@ -1,4 +1,4 @@
-"""What a person gave to compare, opened and checked before anything that takes time."""
+"""Evaluation of a sample set: its inputs are opened and checked before any long computation."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ from sit_vit5.utils.progress import progress_bar
 
 @dataclass(frozen=True)
 class Inputs:
-    """What a person gave beside the reference, opened; the real sets where they were asked for."""
+    """Opened inputs beside the reference; real sets only if requested."""
 
     samples: ImageSet
     sha256: str | None
@@ -68,7 +68,7 @@ class Inputs:
 
 
 def open_inputs(options: MetricsConfig) -> Inputs:
-    """Opens and checks them, before anything that takes time."""
+    """Open and check the inputs before any long computation."""
     samples = open_image_set(options.samples)
     sha256 = hash_of(options.samples)
     manifest = read_manifest(options.samples, sha256)
@@ -99,7 +99,7 @@ def open_inputs(options: MetricsConfig) -> Inputs:
 
 @dataclass(frozen=True)
 class Run:
-    """The metrics of sets of images against one reference; seconds: by stage, filled on the way."""
+    """Metrics of image sets against one reference. seconds: per stage, filled during the run."""
 
     options: MetricsConfig
     reference: Reference
@@ -107,7 +107,7 @@ class Run:
     seconds: dict[str, float] = field(default_factory=dict)
 
     def describe(self, images: ImageSet, sha256: str | None, title: str) -> FeatureSet:
-        """Features and statistics of images, all in one pass."""
+        """Return features and statistics of images, from one pass."""
         needs, options = self.metrics.values(), self.options
         rows = [metric.output for metric in needs if metric.samples == "rows"]
         if options.bootstrap or options.extrapolate or options.classes or options.neighbours:
@@ -121,7 +121,7 @@ class Run:
         )
 
     def values(self, found: FeatureSet) -> dict[str, float | None]:
-        """Every metric's numbers."""
+        """Return the values of all metrics."""
         values: dict[str, float | None] = {}
         for name, metric in self.metrics.items():
             with timed(self.seconds, name):
@@ -129,7 +129,7 @@ class Run:
         return values
 
     def floor(self, images: ImageSet | None) -> dict:
-        """What a perfect model would score, if a second real set was given."""
+        """Baseline of a perfect model: the metrics of a second real set, if given."""
         if images is None:
             return {}
         with timed(self.seconds, "floor"):
@@ -156,7 +156,7 @@ class Run:
             return real, {"classes": compare_classes(found, inputs.manifest, real, described)}
 
     def neighbours(self, inputs: Inputs, found: FeatureSet) -> dict:
-        """The nearest training images of random samples, if they were given."""
+        """Nearest training images of random samples, if training images are given."""
         if not inputs.neighbours:
             return {}
         training, features = inputs.neighbours.images, self.reference.features
@@ -164,7 +164,7 @@ class Run:
             return {"neighbours": find_neighbours(found, training, features, self.options.seed)}
 
     def extras(self, found: FeatureSet) -> dict[str, dict]:
-        """What the options ask for besides the metrics."""
+        """Uncertainty and self-test, if requested."""
         extras = {}
         if self.options.bootstrap or self.options.extrapolate:
             extras["uncertainty"] = self._uncertainty(found)
@@ -176,7 +176,7 @@ class Run:
         return extras
 
     def _uncertainty(self, found: FeatureSet) -> dict[str, dict]:
-        """How far the Frechet distance can be trusted, as the options ask."""
+        """Bootstrap interval and extrapolation of the Frechet distance, as requested."""
         sets = {
             "samples": found.rows[POOL],
             "reference": self.reference.described.statistics[POOL],
@@ -194,7 +194,7 @@ class Run:
 
     @contextmanager
     def _stage(self, name: str, distances: int) -> Iterator[tqdm]:
-        """A timed stage of so many distances, with its progress bar."""
+        """Timed stage with a progress bar over its number of distances."""
         with timed(self.seconds, name), progress_bar(distances, unit="distance", title=name) as bar:
             yield bar
 
@@ -204,7 +204,7 @@ class Run:
 
 
 def check_uncertainty(metrics: Mapping[str, Metric], count: int) -> None:
-    """Refuses, before the long part, what cannot have an interval or a limit."""
+    """Refuse, before the long computation, sets without a bootstrap interval or extrapolation."""
     if "fid" not in metrics:
         raise UserError("bootstrap and extrapolate are of fid; add it to --metrics")
     if not 2 * POINTS <= count <= MOST_ROWS:
@@ -213,10 +213,10 @@ def check_uncertainty(metrics: Mapping[str, Metric], count: int) -> None:
         )
 
 
-# Of features of one image alone and among others, as a part of the largest: rounding in fp32.
+# Difference of an image's features alone and in a batch, relative to the largest: fp32 rounding.
 BATCH_TOLERANCE = 1e-4
-# Result -> what a set against itself must give, and how near. A kernel distance that knows no
-# image twice is slightly below 0; an Inception Score has no known value.
+# Result -> its value for a set against itself, and the tolerance. A kernel distance that skips
+# equal pairs is slightly below 0; an Inception Score has no known value.
 EXPECTED = {
     "frechet_distance": (0.0, 1e-6),
     "spatial_frechet_distance": (0.0, 1e-6),
@@ -229,7 +229,7 @@ SIDE = 32
 def self_test_of(
     reference: FeatureSet, metrics: Mapping[str, Metric], extractor: Extractor
 ) -> dict[str, float]:
-    """The errors found, by result; a UserError if one is too large."""
+    """Return the errors by result; UserError if one exceeds its tolerance."""
     errors = {"features of an image alone and among others": _batch_error(extractor)}
     limits = dict.fromkeys(errors, BATCH_TOLERANCE)
     for metric in metrics.values():
@@ -250,7 +250,7 @@ def self_test_of(
 
 
 def _scale(reference: FeatureSet, metric: Metric) -> float:
-    """The size of a distance that rounding is a part of: the total variance, 1 at least."""
+    """Scale of a distance's rounding error: the total variance, at least 1."""
     return max(1.0, float(np.trace(reference.statistics[metric.output].covariance)))
 
 
@@ -270,8 +270,8 @@ def _batch_error(extractor: Extractor) -> float:
 class Evaluation:
     """result: JSON values, empty on other processes than the main one.
 
-    The images that its numbers mean: samples; classes: the labelled real ones; training: those
-    among which neighbours were sought.
+    The images behind its numbers: samples; classes: labelled real images; training: images
+    searched for neighbours.
     """
 
     result: dict
@@ -287,10 +287,10 @@ def evaluate(
     reference: Reference | None = None,
     processes: Processes | None = None,
 ) -> dict:
-    """All metrics of one set of samples, as JSON values, with what is needed to trust them.
+    """Return all metrics of one sample set as JSON values, with the facts needed to trust them.
 
-    reference: the opened one, if it serves several sets. Only the main process has the result, the
-    others help with the features and get an empty one.
+    reference: an opened one, to share it among several sets. Only the main process returns the
+    result; the others help with the features and return an empty one.
     """
     return examine(options, reference=reference, processes=processes).result
 
@@ -301,7 +301,7 @@ def examine(
     reference: Reference | None = None,
     processes: Processes | None = None,
 ) -> Evaluation:
-    """`evaluate`, with the images that a page shows."""
+    """Evaluate as `evaluate`, and return the images that a page shows too."""
     inputs = open_inputs(options)
     samples, manifest = inputs.samples, inputs.manifest
     reference = reference or open_reference(options, samples, processes)
@@ -358,7 +358,7 @@ def _remarks(
     near: dict,
     classes: RealSet | None,
 ) -> dict[str, list[str]]:
-    """Warnings and notes: what is likely to be wrong, and what a reader must know."""
+    """Warnings on likely mistakes, and notes for the reader."""
     mistakes = find_mistakes(
         Evidence(
             samples=inputs.samples,
@@ -394,7 +394,7 @@ def _remarks(
 
 
 def _loader_notes(inputs: Inputs) -> list[str]:
-    """What training's loader says of the data sets that it opened, such as files passed over."""
+    """Notes of the training loader on the data sets that it opened, such as skipped files."""
     loaded = [real.images for real in (inputs.classes, inputs.neighbours) if real]
     return [
         f"{images.name}: {note.removeprefix('note: ')}"
@@ -405,7 +405,7 @@ def _loader_notes(inputs: Inputs) -> list[str]:
 
 
 def tool_notes(extractor: Extractor) -> list[str]:
-    """With what else the values may be compared (E32)."""
+    """Notes on the tools whose values are comparable."""
     if extractor.identity["features"] != "inception":
         return []
     return [

@@ -1,4 +1,4 @@
-"""Features on the disk, so that another metric of the same images costs no second pass."""
+"""Feature cache on disk, so that another metric of the same images needs no second pass."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class About:
 
     @staticmethod
     def read(folder: Path) -> About | None:
-        """What `about.json` says; None where it is absent or not ours."""
+        """Read `about.json`; None if it is absent or not ours."""
         try:
             return read_json(folder / ABOUT, About)
         except UserError:
@@ -64,9 +64,9 @@ class About:
 
 @dataclass(frozen=True)
 class FeatureCache:
-    """A folder per set of images and extractor: `pool.npy` and the like, and what they are of.
+    """One folder per image set and extractor: `pool.npy` and the like, and their identity.
 
-    most_bytes: when more lie there, those unused for longest are removed. 50,000 images take 0.4 GB
+    most_bytes: beyond it, the least recently used folders are removed. 50,000 images take 0.4 GB
     of Inception's pool features, 0.4 GB of spatial ones and 0.2 GB of logits.
     """
 
@@ -76,9 +76,9 @@ class FeatureCache:
     def find(
         self, images: str, extractor: dict, outputs: Sequence[str], count: int
     ) -> dict[str, np.ndarray]:
-        """The cached outputs, as memory maps. A file whose hash differs is not used.
+        """Return the cached outputs as memory maps. A file whose hash differs is ignored.
 
-        images: what identifies them; count: how many they are.
+        images: their identity; count: their number.
         """
         place = self._place(images, extractor)
         about = About.read(place)
@@ -93,7 +93,7 @@ class FeatureCache:
         return found
 
     def keep(self, images: str, extractor: dict, features: Mapping[str, np.ndarray]) -> None:
-        """Writes features, each file in one step, then removes what is too much."""
+        """Write features, each file atomically, then prune the cache."""
         place = self._place(images, extractor)
         place.mkdir(parents=True, exist_ok=True)
         # Another evaluation may be writing the same files now.
@@ -121,9 +121,9 @@ class FeatureCache:
         return self.folder / hashlib.sha256(text.encode()).hexdigest()[:32]
 
     def _prune(self, newest: Path) -> None:
-        """Removes folders of ours, longest unused first; never the one just written.
+        """Remove our least recently used folders, never the newest.
 
-        The cache may lie in a folder of the user's: whatever else is there stays.
+        The cache may be in a folder of the user's: any other file there stays.
         """
         used, sizes = {}, {}
         for entry in filter(_is_own, self.folder.iterdir()):
@@ -153,17 +153,17 @@ def _rows(path: Path, about: About, count: int) -> np.ndarray | None:
     return rows if rows.ndim == 2 and len(rows) == count else None
 
 
-# Above it only statistics are kept: features of more images would fill the memory.
+# Beyond it only statistics are computed: features of more images would fill the memory.
 MOST_ROWS = 100_000
 
 
 @dataclass(frozen=True)
 class Pass:
-    """How features are had, whatever the images.
+    """Feature extraction for any image set.
 
-    cache: None keeps nothing; batch_size: images per call of the extractor. Batches lie at its
-    multiples whatever the number of processes, which therefore changes no bit; the batch size
-    itself changes a network's features in their last bits.
+    cache: None stores nothing; batch_size: images per call of the extractor. Batches start at its
+    multiples for any number of processes, which therefore changes no bit; the batch size itself
+    changes the last bits of a network's features.
     """
 
     extractor: Observing
@@ -180,9 +180,9 @@ class Pass:
         identity: str | None,
         title: str,
     ) -> FeatureSet:
-        """Rows and statistics of these outputs, and the rows `SEEN`; on the main process alone.
+        """Return features and statistics of these outputs, and `SEEN`; on the main process only.
 
-        identity: what tells these images from others in the cache, None to keep nothing.
+        identity: key of these images in the cache; None stores nothing.
         """
         outputs = tuple(dict.fromkeys([*rows, *statistics]))
         if images.count > MOST_ROWS:
@@ -193,7 +193,7 @@ class Pass:
     def stream(
         self, images: ImageSet, outputs: Sequence[str], title: str
     ) -> Iterator[tuple[int, dict[str, np.ndarray]]]:
-        """This process's share batch by batch, each with the number of its first image."""
+        """Yield this process's share batch by batch, each with the index of its first image."""
         share = self._share(images.count)
         if share:
             batches = feature_batches(
@@ -204,7 +204,7 @@ class Pass:
     def _features(
         self, images: ImageSet, outputs: Sequence[str], identity: str | None, title: str
     ) -> dict[str, np.ndarray]:
-        """All rows on the main process, in the images' order; nothing on the others."""
+        """Return all features on the main process, in the images' order; nothing on the others."""
         cache = self.cache if identity is not None else None
         found, extractor = {}, self.extractor.identity
         with agree(self.processes):
@@ -241,7 +241,7 @@ class Pass:
             else np.concatenate([part[output] for part in parts])
             for output in outputs
         }
-        # Each image once: neither padding nor a repeat can have come in (E29).
+        # Each image exactly once: no padding, no repeats.
         assert all(len(found) == images.count for found in features.values())
         return features
 
@@ -275,7 +275,7 @@ class Pass:
 
 
 def read_ahead(batches: Iterator[np.ndarray]) -> Iterator[np.ndarray]:
-    """The same batches; a thread decodes the next one while this one is worked on."""
+    """Yield the same batches; a thread decodes the next one while this one is processed."""
     with ThreadPoolExecutor(1) as reader:
         following = reader.submit(next, batches, None)
         while (batch := following.result()) is not None:
@@ -284,9 +284,9 @@ def read_ahead(batches: Iterator[np.ndarray]) -> Iterator[np.ndarray]:
 
 
 def identity_of(images: ImageSet, sha256: str | None) -> str | None:
-    """What a cache knows images by: their file's hash, or that of names, sizes and times of files.
+    """Cache key of images: their file's hash, or the hash of names, sizes and times of files.
 
-    The time of the last change of an inode counts too, which no copying command sets back.
+    It includes the inode change time, which no copying command resets.
     """
     if sha256 is not None:
         return sha256

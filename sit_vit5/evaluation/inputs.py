@@ -1,4 +1,4 @@
-"""On what a value was computed, for the record."""
+"""Image sets to evaluate, their manifests, and the versions and device for the record."""
 
 from __future__ import annotations
 
@@ -45,18 +45,18 @@ from sit_vit5.utils.run_folder import (
     STATE_FILE,
 )
 
-# Whose versions a value can depend on.
+# Libraries on whose versions a value can depend.
 LIBRARIES = ("numpy", "scipy", "torch", "torch-fidelity", "timm", "pillow")
 
 
 def versions() -> dict[str, str]:
-    """Of Python, this project and the libraries that a value can depend on."""
+    """Versions of Python, this project and the libraries that a value can depend on."""
     found = {name: importlib.metadata.version(name) for name in LIBRARIES}
     return {"sit_vit5": __version__, "python": platform.python_version(), **found}
 
 
 def device_name() -> str:
-    """What the features were computed on."""
+    """Name of the device that computes the features."""
     device = default_device()
     return torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
 
@@ -70,7 +70,7 @@ class FileSet(ImageSet):
     """Images of one size, as stored, never resized, in the order of their names.
 
     Three channels, or one where all files are grey. The sizes of all files are compared before the
-    first one is decoded (row E24).
+    first one is decoded.
     """
 
     def __init__(self, name: str, files: Sequence[Path | PurePosixPath], passed_over: Counter[str]):
@@ -92,11 +92,11 @@ class FileSet(ImageSet):
 
     @abstractmethod
     def _stream(self, number: int) -> Path | BinaryIO:
-        """What Pillow opens."""
+        """Path or stream for Pillow to open."""
 
     @abstractmethod
     def _called(self, number: int) -> str:
-        """What a person finds the image by."""
+        """Name of the image in messages."""
 
     def images(self, indices: Sequence[int]) -> np.ndarray:
         found = np.empty((len(indices), *self.shape), np.uint8)
@@ -113,7 +113,7 @@ class FileSet(ImageSet):
             raise UserError(f"{error}; write the file again or remove it") from None
 
     def _one_size(self, sizes: list[tuple[int, int]]) -> tuple[int, int]:
-        """The size of all; the first file that differs from most is named."""
+        """Return the common size; an error names the first file that differs from most."""
         ((width, height), _), *others = Counter(sizes).most_common()
         if others:
             odd = next(n for n, size in enumerate(sizes) if size != (width, height))
@@ -161,7 +161,7 @@ class ZipSet(FileSet):
 
     @cached_property
     def _archive(self) -> zipfile.ZipFile:
-        """Kept open: of 50,000 files the directory alone takes a second to read."""
+        """Archive, opened once: the directory of 50,000 files alone takes a second to read."""
         try:
             return zipfile.ZipFile(self.path)
         except Exception as error:  # a damaged directory: a dozen types
@@ -188,14 +188,14 @@ class ZipSet(FileSet):
 
 
 def _is_visible(name: str) -> bool:
-    """Whether an entry is a file; not one in a hidden folder, nor what macOS adds."""
+    """True if an entry is a file, neither in a hidden folder nor added by macOS."""
     path = PurePosixPath(name)
     hidden = any(part[0] == "." or part == "__MACOSX" for part in path.parts)
     return bool(path.name) and not name.endswith("/") and not hidden
 
 
 def _no_image(place: Path, inside: Counter[str]) -> UserError:
-    """What is there instead (row E25)."""
+    """Describe the content that is there instead."""
     found = f"; {describe_passed_over(inside)}" if inside else "; it is empty"
     return UserError(
         f"{place} holds no image (looked for {', '.join(EXTENSIONS)} at any depth){found}; give "
@@ -209,7 +209,7 @@ BUILT_IN = {"digits:train": "train", "digits:held-out": "held-out", "digits": "h
 
 @dataclass(frozen=True)
 class Manifest:
-    """What the sampler wrote beside its archive. facts: the JSON, the others parts of it."""
+    """Sampler's manifest beside its archive. facts: the JSON; the other fields are parts of it."""
 
     facts: dict
     labels: list[int]
@@ -249,7 +249,7 @@ class ManifestFile:
 
 
 def open_image_set(text: str) -> ImageSet:
-    """What a person has as images: see `docs/evaluation.md`; or a UserError that says what to do.
+    """Open a set of images of any kind in `docs/evaluation.md`; a UserError says what to do.
 
     An npz with arr_0, an .npy, a folder that `sample/generate.py` wrote, a folder or zip archive of
     image files of one size, or a built-in set.
@@ -269,7 +269,7 @@ def open_image_set(text: str) -> ImageSet:
 
 
 def archive_of(text: str) -> Path:
-    """The path; of a folder that `sample/generate.py` wrote the archive in it."""
+    """Return the path, or the archive in a folder written by `sample/generate.py`."""
     path = Path(text)
     if text and (path / ARCHIVE).is_file():
         return path / ARCHIVE
@@ -294,7 +294,7 @@ _OURS = (
 
 
 def check_images_folder(path: Path) -> None:
-    """Refuses folders of ours that hold no set of images: their figures would be taken for one."""
+    """Refuse our folders without an image set: their figures would be read as images."""
     for names, what, remedy in _OURS:
         if all(any(path.glob(name)) for name in names):
             raise UserError(f"{path} is {what}, no set of images; {remedy.format(path=path)}")
@@ -325,7 +325,7 @@ FILES: dict[str, Callable[[Path], ImageSet]] = {
 
 
 def check_same_size(other: ImageSet, samples: ImageSet, *, what: str = "a reference") -> None:
-    """Refuses to compare images of different size. what: the others should be.
+    """Refuse to compare images of different size. what: the expected size.
 
     The numbers of channels may differ: see `common_channels`.
     """
@@ -339,7 +339,7 @@ def check_same_size(other: ImageSet, samples: ImageSet, *, what: str = "a refere
 def common_channels(samples: ImageSet, other: ImageSet) -> int:
     """Channels in which to compare two sets: one grey channel equals three equal ones.
 
-    Where only one set has three, they are looked at: 1 if all of its images are grey, else 3.
+    If only one set has three: 1 if all of its images are grey, else 3.
     """
     if samples.shape[2] == other.shape[2]:
         return samples.shape[2]
@@ -356,7 +356,7 @@ def hash_of(text: str) -> str | None:
 def read_manifest(samples: str, samples_hash: str | None) -> Manifest | None:
     """The manifest beside an archive (samples.json for samples.npz), or None if there is none.
 
-    Refuses one that was written for another archive or holds other than a sampler's manifest.
+    Refuse one that was written for another archive or holds other than a sampler's manifest.
     """
     if samples_hash is None:
         return None
@@ -371,7 +371,7 @@ def read_manifest(samples: str, samples_hash: str | None) -> Manifest | None:
 
 
 def manifest_path(samples: str) -> Path:
-    """Where the manifest of an archive lies."""
+    """Path of the manifest of an archive."""
     return archive_of(samples).with_suffix(".json")
 
 

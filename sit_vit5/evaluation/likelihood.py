@@ -44,7 +44,7 @@ SOLVER_OPTIONS = ("method", "steps", "atol", "rtol", "precision", "attention", "
 
 @dataclass(frozen=True)
 class Draws:
-    """What is random about an image's likelihood. uniform: dequantise by one grey level."""
+    """Random draws of an image's likelihood. uniform: dequantise by one grey level."""
 
     seed: int
     probes: int = 1
@@ -60,7 +60,7 @@ class Summary:
 
     @staticmethod
     def of(values: Sequence[float]) -> Summary:
-        """The error needs two images."""
+        """Summary of values; the error is None for fewer than two."""
         error = np.std(values, ddof=1) / math.sqrt(len(values)) if len(values) > 1 else None
         return Summary(float(np.mean(values)), None if error is None else float(error))
 
@@ -157,7 +157,7 @@ def measure(options: LikelihoodConfig, processes: Processes) -> dict:
 
 
 def is_latent(loaded: LoadedModel) -> bool:
-    """Whether the model is of latents, whose density is not that of pixels."""
+    """True for a latent model, whose density is not that of pixels."""
     return loaded.generator.codec.identity["name"] != "identity"
 
 
@@ -195,7 +195,7 @@ def open_labelled(options: LikelihoodConfig, loaded: LoadedModel) -> Source:
 
 
 def choose_images(count: int, wanted: int, seed: int) -> list[int]:
-    """Indices of a random choice; a longer one begins with a shorter one. wanted 0: all."""
+    """Indices of a random choice; a shorter choice is a prefix of a longer one. wanted 0: all."""
     if wanted > count:
         raise UserError(f"num_images {wanted} must be at most {count}, or 0 for all")
     return rng.generator(seed, "likelihood images").permutation(count)[: wanted or count].tolist()
@@ -210,7 +210,7 @@ def load_item(source: Source, index: int) -> tuple[np.ndarray, int]:
 
 
 def model_label(label: int, source: Source, loaded: LoadedModel, options: LikelihoodConfig) -> int:
-    """The model's label of the same class name, the null label if asked for, 0 without classes."""
+    """The model's label of the same class name, the null label if requested, 0 without classes."""
     if not loaded.class_names:
         return 0
     if options.null_label:
@@ -278,7 +278,7 @@ def _notes(loaded: LoadedModel, draws: Draws) -> list[str]:
 
 
 def report(result: dict) -> str:
-    """The result for people."""
+    """The result as text."""
     latent = "bits_per_latent_dimension" in result
     name = "bits per latent dimension" if latent else "bits per dimension"
     bits = Summary(result[name.replace(" ", "_")], result["bits_standard_error"])
@@ -299,6 +299,6 @@ def report(result: dict) -> str:
 
 
 def json_path(options: LikelihoodConfig, checkpoint: Path, step: int) -> Path:
-    """Where the JSON goes."""
+    """Path of the JSON."""
     own = run_of(checkpoint) / SAMPLES / f"likelihood_{step_name(step)}.json"
     return Path(options.out) if options.out else own

@@ -1,4 +1,4 @@
-"""Are samples copies? Random samples beside the nearest of the images that a model trained on."""
+"""Copies among samples: random samples and their nearest training images."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ from sit_vit5.utils import rng
 from sit_vit5.utils.distributed import agree, gather
 from sit_vit5.utils.errors import UserError
 
-# Samples, and real images, whose nearest neighbours are sought; of them shown; neighbours of each.
+# Queries per side (samples, real images); queries in the figure; neighbours per query.
 MOST_QUERIES, SHOWN, KEPT = 1000, 6, 4
 COPIES_NAMED = 20
 
 
 @dataclass(frozen=True)
 class Queries:
-    """What neighbours are sought of: features (Q, D), and `own` numbers as `Nearest` takes them.
+    """Queries of the search: features (Q, D), and `own` indices as `Nearest` takes them.
 
-    samples: numbers of the samples, which come first; real training images follow. digests: of all
-    samples, for copies of any of them.
+    samples: indices of the samples, which come first; real training images follow. digests: of all
+    samples, to detect copies among them.
     """
 
     rows: np.ndarray
@@ -39,10 +39,10 @@ class Queries:
 
 
 def find_neighbours(samples: FeatureSet, training: ImageSet, features: Pass, seed: int) -> dict:
-    """What the training images say of the samples, as JSON values; on the main process alone.
+    """Return the nearest training images as JSON values, on the main process only.
 
-    samples: with rows of `POOL` and `SEEN` there. Memory holds the queries' neighbours and eight
-    bytes per training image.
+    samples: features with `POOL` and `SEEN` on that process. Memory: the queries'
+    neighbours and eight bytes per training image.
     """
     if training.count <= KEPT:
         raise UserError(f"{training.name} holds {training.count} images; give {KEPT + 1} or more")
@@ -117,7 +117,7 @@ def _said(
 
 
 def neighbour_findings(said: dict) -> Iterator[Finding]:
-    """What a reader must know of it."""
+    """Warnings on copies and on samples too near to training images."""
     if said["copies"]:
         yield Finding(
             "warning",

@@ -1,7 +1,7 @@
-"""What is seen of the images themselves while they are read for their features.
+"""Digests and single colours of images, computed in the same pass as their features.
 
-It travels as one more output of the extractor, so that it is shared among processes, put in order
-and kept on the disk as features are.
+They are one more output of the extractor, so that they are gathered, ordered and cached as features
+are.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ import numpy as np
 from sit_vit5.metrics.features import POOL, Extractor
 from sit_vit5.metrics.image_sets import equal_channels, with_channels
 
-STRIDE = 997  # prime, so that the pixels looked at first lie in all columns
+STRIDE = 997  # prime, so that the first pixels compared are in all columns
 SEEN = "seen"  # the output: uint8 (B, 9), eight bytes of a digest, and 1 for a single colour
 
 
 class Observing:
-    """An extractor that gives `SEEN` too.
+    """Extractor with the additional output `SEEN`.
 
     channels: of the images that the extractor gets, 1 or 3, whatever a set of grey images has, so
     that equal images give equal features; None: as they come.
@@ -37,7 +37,7 @@ class Observing:
     ) -> dict[str, np.ndarray]:
         images = with_channels(images, self.channels or images.shape[-1], name="images")
         features = [output for output in outputs if output != SEEN]
-        # In a thread: hashing lets go of Python's lock, and a GPU leaves the CPU idle.
+        # In a thread: hashing releases the GIL, and a GPU leaves the CPU idle.
         seen = self._thread.submit(observe, images) if SEEN in outputs else None
         found = self.extractor(images, features) if features else {}
         return found if seen is None else {**found, SEEN: seen.result()}
@@ -45,15 +45,15 @@ class Observing:
 
 @dataclass(frozen=True)
 class Observations:
-    """Of each image in order. digests: equal for equal pixels, uint64 (N,); plain: whether all
-    pixels have one colour, bool (N,)."""
+    """Digests and single colours of images, in order. digests: equal for equal pixels, uint64 (N,);
+    plain: all pixels have one colour, bool (N,)."""
 
     digests: np.ndarray
     plain: np.ndarray
 
     @classmethod
     def of(cls, rows: Mapping[str, np.ndarray]) -> Observations | None:
-        """Those among the rows of a pass, if there was one."""
+        """Return the observations of a pass from its features; None without `SEEN`."""
         if SEEN not in rows:
             return None
         seen = np.ascontiguousarray(rows[SEEN])

@@ -1,4 +1,4 @@
-"""Metrics of samples during training: what `Trainer` is given to evaluate with."""
+"""Online evaluation: metrics of samples during training, for `Trainer`."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ class OnlineEvaluation:
             for start in starts[processes.rank :: processes.count]:
                 if stopped():
                     break
-                # The last batch is filled up: a sample does not depend on who draws it.
+                # The last batch is full size: a sample does not depend on the process.
                 batch = range(start, start + options.batch_size)
                 labels = choose_labels(batch, classes=self.classes, mode="random", seed=self.seed)
                 wanted = range(start, min(batch.stop, options.num_samples))

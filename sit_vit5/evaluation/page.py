@@ -63,7 +63,7 @@ h3 { font-size: 1rem; margin: 20px 0 8px; }
 
 
 def write_page(path: Path, evaluation: Evaluation, *, options: ReportConfig, seed: int) -> None:
-    """Writes the page of an evaluation. seed: of the choice of samples in its grid."""
+    """Write the page of an evaluation. seed: selects the samples in its grid."""
     result = evaluation.result
     name = escape("/".join(Path(result["samples"]).parts[-2:]))
     body = "\n".join(
@@ -109,7 +109,7 @@ def _values(result: dict) -> str:
 
 
 def _published(result: dict) -> str:
-    """Nothing but for ImageNet at 256x256; with what keeps the values from being compared."""
+    """Published values, for ImageNet at 256x256 only, and differences that prevent a comparison."""
     if not is_of_imagenet(result) or "frechet_distance" not in result:
         return ""
     own = Published(
@@ -133,7 +133,7 @@ def _published(result: dict) -> str:
 
 
 def _curve(result: dict) -> str:
-    """FID by training step without guidance, of the same backbone and of its rival."""
+    """FID by training step without guidance, of the same backbone and of the other one."""
     curves, step = published_curves(result), settings_of(result).get("step")
     if not curves or "frechet_distance" not in result or not isinstance(step, int):
         return ""
@@ -190,7 +190,7 @@ def _protocol(result: dict) -> str:
 
 
 def _making(result: dict) -> dict[str, str]:
-    """How the samples were made, from the sampler's manifest."""
+    """Facts on the sampling, from the sampler's manifest."""
     manifest, settings = result["manifest"], settings_of(result)
     if not manifest:
         return {"made by": "not known: no manifest beside the samples"}
@@ -235,7 +235,7 @@ ENDS, OF_EACH = 4, 6
 
 
 def grid(evaluation: Evaluation, count: int, seed: int) -> str:
-    """Random samples, each with the name of the class that it was asked to show."""
+    """Random samples, each with the name of its class label."""
     samples, names = evaluation.samples, _names(evaluation.manifest)
     order = rng.generator(seed, "samples in the report").permutation(samples.count)
     chosen = np.sort(order[:count])
@@ -271,7 +271,7 @@ def classes(evaluation: Evaluation) -> str:
 
 
 def _unmatched(evaluation: Evaluation) -> str:
-    """What keeps the two sides' classes from being the same ones."""
+    """Remarks on a mismatch between the classes of the two sides."""
     matching = evaluation.classes.matching
     remarks = [f"<b>{escape(matching.warning)}</b>"] if matching.warning else []
     remarks += [escape(matching.note)] if matching.note else []
@@ -279,7 +279,7 @@ def _unmatched(evaluation: Evaluation) -> str:
 
 
 def _ends(title: str, places: np.ndarray, evaluation: Evaluation, names: Sequence[str]) -> str:
-    """Blocks of the classes at these places of the columns."""
+    """Blocks of the classes at these positions in the columns."""
     if not len(places):
         return ""
     found, real = evaluation.result["classes"], evaluation.classes
@@ -316,7 +316,7 @@ def _again(evaluation: Evaluation, numbers: Sequence[int]) -> str:
 
 
 def command_of(manifest: Manifest | None, numbers: Sequence[int]) -> str:
-    """The command in a manifest, for the samples of these numbers alone; "" if it is another's."""
+    """The command in a manifest, for the samples of these indices only; "" if it is not ours."""
     facts = manifest.facts if manifest else {}
     try:
         words = shlex.split(facts.get("command") or "")
@@ -351,7 +351,7 @@ def _table(found: dict, order: np.ndarray, names: Sequence[str]) -> str:
 
 
 def neighbours(evaluation: Evaluation) -> str:
-    """What the distances say of copies, then samples beside their nearest training images."""
+    """Summary of copies, then samples beside their nearest training images."""
     found = evaluation.result.get("neighbours")
     if not found:
         return (
@@ -400,7 +400,7 @@ def _pairs(title: str, shown: Sequence[dict], evaluation: Evaluation) -> str:
 def _tiles(
     images: ImageSet, numbers: Sequence[int], side: int, captions: Sequence[str] = ()
 ) -> str:
-    """Images of these numbers in a row that breaks, with captions if there are any."""
+    """Images of these indices in a wrapping row, with captions if given."""
     pictures = images.images(numbers)
     below = captions or [""] * len(pictures)
     figures = []

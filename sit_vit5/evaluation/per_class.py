@@ -1,4 +1,4 @@
-"""Do samples show the classes that were asked for? Of built-in labelled sets."""
+"""Agreement of samples with their class labels, on built-in labelled sets."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ BATCH = 1024
 
 
 def digits_agreement(samples: ImageSet, manifest: Manifest) -> dict:
-    """The share of samples that a classifier of real digits gives the asked class."""
+    """The share of samples that a classifier of real digits assigns to their label."""
     train, held_out = Digits("train"), Digits("held-out")
     batches = (with_channels(batch, 1, name=samples.name) for batch in samples.batches(BATCH))
     images = np.concatenate(list(batches))
@@ -39,7 +39,7 @@ def digits_agreement(samples: ImageSet, manifest: Manifest) -> dict:
 
 
 def check_agreement(agreement: str, samples: ImageSet, class_names: Sequence[str]) -> None:
-    """Before the long part: is there a classifier, and is it one of such images and classes?"""
+    """Check early that a classifier exists for such images and classes."""
     if agreement != "digits":
         raise UserError(f"agreement {agreement!r} is not a labelled built-in set: digits")
     digits = Digits("held-out")
@@ -51,7 +51,7 @@ def check_agreement(agreement: str, samples: ImageSet, class_names: Sequence[str
 
 
 def check_labels(agreement: str, samples: ImageSet, manifest: Manifest | None) -> None:
-    """Before the long part: are there labels, and a classifier that knows them?"""
+    """Check early that labels exist, and a classifier that knows them."""
     if not manifest or len(manifest.labels) != samples.count:
         raise UserError(
             f"agreement needs the asked labels of {samples.name}: the manifest beside it is "
@@ -82,14 +82,14 @@ def choose_real(real: RealSet, manifest: Manifest, seed: int) -> RealSet:
 
 
 def describe_real(real: RealSet, features: Pass) -> FeatureSet:
-    """Features of the chosen images, in one pass; on the main process alone."""
+    """Features of the chosen images, in one pass; on the main process only."""
     return features.describe(
         real.images, rows=[POOL], statistics=(), identity=None, title="real images of classes"
     )
 
 
 def obstacle(manifest: Manifest | None, count: int) -> str | None:
-    """Why samples have no classes to compare, None if they do. count: of samples."""
+    """Reason why samples have no classes to compare; None if they have. count: of samples."""
     if manifest is None or len(manifest.labels) != count:
         return "the samples' labels are not known: they stand in the sampler's manifest"
     if len(manifest.class_names) == 1 or len(set(manifest.labels)) < 2:
@@ -100,7 +100,7 @@ def obstacle(manifest: Manifest | None, count: int) -> str | None:
 def compare_classes(
     samples: FeatureSet, manifest: Manifest, real: RealSet | None, described: FeatureSet
 ) -> dict:
-    """Columns of one number per class, as JSON values, or why there are none (`left_out`)."""
+    """Columns of one number per class, as JSON values, or the reason for none (`left_out`)."""
     if real is None:
         return {"left_out": "the reference has no labelled images; give such by --classes DATA"}
     if POOL not in samples.rows or POOL not in described.rows:
@@ -127,5 +127,5 @@ def compare_classes(
 
 
 def _rounded(values: np.ndarray | Sequence[float]) -> list[float]:
-    """Six figures: more are noise, and a thousand classes fill a file."""
+    """Round to six digits: more are noise, and a thousand classes fill a file."""
     return [float(f"{value:.6g}") for value in values]

@@ -1,4 +1,4 @@
-"""Whether a result may be put beside published values on ImageNet 256x256, and which those are."""
+"""Comparability of a result with published values on ImageNet 256x256, and those values."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ LATENT_CHANNELS = 4  # of Stable Diffusion's autoencoder
 
 
 def is_of_imagenet(result: dict) -> bool:
-    """Whether a result is one of Inception's features on ImageNet at 256x256.
+    """True for a result of Inception features on ImageNet at 256x256.
 
-    Told by 1,000 class names in the manifest, or by the reference's name.
+    Recognised by 1,000 class names in the manifest, or by the reference's name.
     """
     if result["extractor"]["features"] != "inception" or tuple(result["image_shape"]) != SHAPE:
         return False
@@ -53,7 +53,7 @@ def published_rows() -> tuple[Published, ...]:
 
 
 def published_curves(result: dict) -> dict[str, dict[int, float]]:
-    """FID by step of the result's model and of its rival; {} if they say nothing of this result.
+    """FID by step of the result's model and of the other backbone; {} if they do not apply.
 
     The curves are without guidance and of the named backbones on ImageNet 256x256.
     """
@@ -65,7 +65,7 @@ def published_curves(result: dict) -> dict[str, dict[int, float]]:
 
 
 def differences(result: dict) -> list[str]:
-    """What sets a result apart from the protocol of the published values."""
+    """Differences between a result and the protocol of the published values."""
     said = []
     if result["count"] != PUBLISHED_SAMPLES:
         said.append(
@@ -90,7 +90,7 @@ def differences(result: dict) -> list[str]:
 
 
 def sampling_differences(result: dict) -> list[str]:
-    """What sets the sampler of a SiT or ViT-5 apart from that of their published values."""
+    """Differences between the sampler of a SiT or ViT-5 and that of their published values."""
     settings, guidance = settings_of(result), guidance_of(result)
     sampler, model = settings.get("sampler") or {}, str(settings.get("model"))
     if not is_of_imagenet(result) or not model.startswith(("SiT", "ViT5")):
@@ -116,7 +116,7 @@ def sampling_differences(result: dict) -> list[str]:
 
 
 def protocol_notes(result: dict) -> list[str]:
-    """For the screen: the sampler's differences, and what is published at this step."""
+    """Notes on the sampler's differences and the published value at this step."""
     notes, step = sampling_differences(result), settings_of(result).get("step")
     at_step = {
         name: curve[step] for name, curve in published_curves(result).items() if step in curve

@@ -1,4 +1,4 @@
-"""Real data sets for evaluation, through the loader and the crop of training (row E21)."""
+"""Real data sets for evaluation, through the loader and the crop of training."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from sit_vit5.utils.errors import UserError, listed
 
 
 def loader_options(options: RealImagesConfig, path: str) -> DataConfig:
-    """What training's loader is told: of a path, or of a built-in set such as digits:held-out."""
+    """Data options of the training loader for a path or a built-in set such as digits:held-out."""
     built_in = path in BUILT_IN
     if built_in and (options.source or options.split):
         raise UserError(f"{path} is built in; drop --source and --split")
@@ -71,12 +71,12 @@ def _as_named_here(text: str, prefix: str = "--") -> str:
 
 
 def refuse_image(reason: str) -> UserError:
-    """What a bad image stops the command with."""
+    """Error with which a bad image stops the command."""
     return UserError(_as_named_here(str(refusal(reason))))
 
 
 def open_extractor(options: RealImagesConfig) -> Extractor:
-    """What gives the images' features."""
+    """Open the feature extractor."""
     return build_extractor(options.features, options.weights or options.inception_weights)
 
 
@@ -89,7 +89,7 @@ def image_shape(source: Source) -> tuple[int, int, int]:
 def visit_images(
     source: Source, batches: Sequence[Sequence[int]], options: RealImagesConfig
 ) -> Iterator[Visit]:
-    """The batches of indices, decoded ahead; a bad image stops the command if it shall."""
+    """The batches of indices, decoded ahead; a bad image stops the command if so configured."""
     for visit in iterate_images(source, batches, workers=options.workers):
         if visit.bad and options.on_bad_image == "error":
             raise refuse_image(min(visit.bad.values()))
@@ -97,7 +97,7 @@ def visit_images(
 
 
 def good_indices(visit: Visit) -> np.ndarray:
-    """Which images the rows of a visit's pixels are, int64 (n,)."""
+    """Indices of the images in a visit's pixels, int64 (n,)."""
     return np.array([index for index in visit.indices if index not in visit.bad], np.int64)
 
 
@@ -106,7 +106,7 @@ _WITHOUT_CLASSES = re.compile(r"[,;] [^,;]*--real\.unconditional True\)?")
 
 @dataclass(frozen=True)
 class Matching:
-    """What a reader of scores per class must know. warning: classes are matched by number, and the
+    """Remarks on scores per class. warning: classes are matched by number, and the
     numbers differ; note: classes that only one side has."""
 
     warning: str = ""
@@ -164,7 +164,7 @@ class ChosenSet(ImageSet):
 
 
 def choose_images(whole: ImageSet, chosen: Sequence[int]) -> ImageSet:
-    """Those images of a set, in this order."""
+    """Selected images of a set, in this order."""
     if isinstance(whole, LoadedSet):
         numbers = np.asarray(whole.chosen)[np.asarray(chosen, np.intp)]
         return LoadedSet(whole.name, whole.source, whole.options, numbers)
@@ -174,7 +174,7 @@ def choose_images(whole: ImageSet, chosen: Sequence[int]) -> ImageSet:
 def open_real(text: str, options: RealDataConfig, samples: ImageSet, *, labelled: bool) -> RealSet:
     """A built-in set, a reference, a set of images, or a data set by training's loader.
 
-    labelled: whether labels are needed. Refuses images of another size than the samples'.
+    labelled: whether labels are needed. Refuse images of another size than the samples'.
     """
     found = _open(text, options, samples, labelled=labelled)
     check_same_size(found.images, samples, what="images")
@@ -206,7 +206,7 @@ def _of_file(file: ReferenceFile) -> RealSet:
 
 
 def _of_data(text: str, options: RealDataConfig, samples: ImageSet, *, labelled: bool) -> RealSet:
-    """Through training's loader, whose crop is square."""
+    """Open a set through the training loader, whose crop is square."""
     height, width, _ = samples.shape
     if height != width:
         raise UserError(f"{text} is cropped to squares, the samples are {width}x{height}")
@@ -221,7 +221,7 @@ def _of_data(text: str, options: RealDataConfig, samples: ImageSet, *, labelled:
     )
     try:
         source = open_source(loader, text, prefix="--real.")
-    except UserError as error:  # to do without classes is no way out here
+    except UserError as error:  # its remedy, to drop the classes, does not apply here
         raise UserError(_WITHOUT_CLASSES.sub("", str(error))) from None
     images = LoadedSet(text, source, loader, range(len(source)))
     if not source.class_names:
@@ -248,8 +248,8 @@ def labelled_reference(reference: Reference) -> RealSet | None:
 def samples_numbers(real: RealSet, class_names: Sequence[str]) -> np.ndarray:
     """Each real image's class as the samples number it, by its name; -1: they have no such class.
 
-    A name that two of the samples' classes have is none. Without names on one side the numbers are
-    taken to mean the same classes.
+    A name shared by two of the samples' classes is ignored. Without names on one side equal
+    numbers are equal classes.
     """
     if not (real.class_names and class_names) or real.class_names == tuple(class_names):
         return real.labels
@@ -260,7 +260,7 @@ def samples_numbers(real: RealSet, class_names: Sequence[str]) -> np.ndarray:
 
 
 def check_matching(real: RealSet, manifest: Manifest) -> Matching:
-    """Whether the classes of both sides can be the same ones."""
+    """Check that the classes of both sides can be the same."""
     sides = ((manifest.class_names, manifest.labels), (real.class_names, real.labels))
     by_number = not all(names for names, _ in sides)
     numbers = [_numbers(names, labels, by_number) for names, labels in sides]

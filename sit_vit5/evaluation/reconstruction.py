@@ -1,4 +1,4 @@
-"""The result of `evaluate/reconstruction.py` for people."""
+"""Reconstruction quality of a codec: rFID, PSNR, SSIM and LPIPS."""
 
 from __future__ import annotations
 
@@ -66,12 +66,12 @@ def report(result: dict) -> str:
     return "\n".join(lines + [f"note: {note}" for note in result["notes"]])
 
 
-AMPLIFIED = 4  # times the differences in the picture
+AMPLIFIED = 4  # times the differences in the figure
 
 
 @dataclass
 class Pairs:
-    """Sums over originals and reconstructions as they pass. shown: the pairs of the picture."""
+    """Sums over originals and reconstructions as they pass. shown: the pairs in the figure."""
 
     originals: Moments = field(default_factory=Moments)
     reconstructions: Moments = field(default_factory=Moments)
@@ -82,7 +82,7 @@ class Pairs:
 
 @dataclass(frozen=True)
 class Tools:
-    """What images go through. similarities: by name, those that can be had here."""
+    """Codec, extractor and similarities of a run. similarities: by name, the available ones."""
 
     codec: Codec
     extractor: Extractor
@@ -112,7 +112,7 @@ def reconstruct(
 
 
 def check_no_reference(data: str) -> None:
-    """Refuses the reference of generated samples: it is of other images and of another crop."""
+    """Refuse the reference of generated samples: it is of other images and of another crop."""
     path = Path(data)
     if path.suffix == ".npz" and path.is_file() and set(POOL_KEYS) <= set(members(path)):
         raise UserError(
@@ -122,7 +122,7 @@ def check_no_reference(data: str) -> None:
 
 
 def check_divisible(source: Source, codec: Codec) -> None:
-    """Refuses images that the codec does not take."""
+    """Refuse images that the codec does not take."""
     _, height, _ = source.item_shape
     if height % codec.factor:
         raise UserError(
@@ -143,7 +143,7 @@ def choose_images(count: int, wanted: int, seed: int) -> np.ndarray:
 def find_similarities(
     options: ReconstructionConfig, shape: tuple[int, int, int], device: torch.device
 ) -> tuple[dict[str, Similarity], list[str]]:
-    """Those that can be had here, and why others cannot; LPIPS must, if its weights are given."""
+    """Return available similarities and notes on others; LPIPS is required if it has weights."""
     builders = {
         "psnr": lambda: psnr,
         "ssim": lambda: ssim(shape, device),
@@ -218,7 +218,7 @@ def round_trip(
 def _add(
     pairs: Pairs, originals: np.ndarray, found: np.ndarray, tools: Tools, *, shown: np.ndarray
 ) -> None:
-    """Counts a batch. shown: bool (B,), which pairs are kept for the picture."""
+    """Add a batch. shown: bool (B,), which pairs go into the figure."""
     for moments, images in ((pairs.originals, originals), (pairs.reconstructions, found)):
         moments.add(tools.extractor(images, (POOL,))[POOL])
     for name, similarity in tools.similarities.items():
@@ -228,7 +228,7 @@ def _add(
 
 @dataclass(frozen=True)
 class _Joined:
-    """Of all processes."""
+    """Merged pairs of all processes."""
 
     originals: Statistics
     reconstructions: Statistics
@@ -237,7 +237,7 @@ class _Joined:
 
 
 def _joined(pairs: Pairs, processes: Processes) -> _Joined:
-    """What all processes found, merged in their order."""
+    """Merge the pairs of all processes, in their order."""
     names = list(pairs.values)
     own = {name: np.concatenate([np.zeros(0), *pairs.values[name]]) for name in names}
     count = len(own["psnr"])
@@ -295,7 +295,7 @@ def _result(
 
 
 def draw(path: Path, shown: list[tuple[np.ndarray, np.ndarray]]) -> None:
-    """A picture with a row each of originals, reconstructions and their differences."""
+    """Save a figure with a row each of originals, reconstructions and their differences."""
     originals, found = (np.stack(side) for side in zip(*shown, strict=True))
     difference = np.abs(originals.astype(np.int64) - found) * AMPLIFIED
     images = [originals, found, np.minimum(difference, 255).astype(np.uint8)]

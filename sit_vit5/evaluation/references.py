@@ -1,11 +1,11 @@
-"""Makes a reference of a data set, sharded over processes; killed, it continues.
+"""Reference of a data set, sharded over processes; an interrupted run continues.
 
-REF.npz.parts/settings.json     what is made; other settings are refused
+REF.npz.parts/settings.json     settings; a run with others is refused
 REF.npz.parts/kept.npy          the images that are kept, filled by row
 REF.npz.parts/00000.npz         statistics of images 0 .. CHUNK - 1, and so on
 REF.npz                         written last; the parts are then removed
 
-A chunk's statistics do not depend on who makes it, and chunks are merged in their order.
+A chunk's statistics do not depend on the process, and chunks are merged in their order.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ _FILES = (SETTINGS, KEPT, GOOD, "[0-9][0-9][0-9][0-9][0-9].npz", "*.partial", ".
 
 @dataclass(frozen=True)
 class Job:
-    """What is made. kept: sorted indices of the images that stay in the file, (K,); channels: 1 if
+    """Reference to compute. kept: sorted indices of the images in the file, (K,); channels: 1 if
     all images are grey."""
 
     options: MakeReferenceConfig
@@ -85,12 +85,12 @@ class Job:
 
     @property
     def folder(self) -> Path:
-        """Of the parts, while they are made."""
+        """Folder of the parts until the reference is complete."""
         return self.out.with_name(self.out.name + ".parts")
 
     @property
     def outputs(self) -> tuple[str, ...]:
-        """What statistics are made of."""
+        """Outputs whose statistics are computed."""
         return tuple(name for name in self.extractor.outputs if name in (POOL, SPATIAL))
 
     @property
@@ -100,7 +100,7 @@ class Job:
         return [range(start, min(start + CHUNK, count)) for start in range(0, count, CHUNK)]
 
     def chunk_file(self, number: int) -> Path:
-        """Where a chunk's statistics lie once they are made."""
+        """Path of a chunk's statistics."""
         return self.folder / f"{number:05d}.npz"
 
     @property
@@ -110,7 +110,7 @@ class Job:
 
     @property
     def remedy(self) -> str:
-        """What to do about damaged parts."""
+        """Remedy for damaged parts, for error messages."""
         return f"remove {self.folder} and run the same command again"
 
     def map_kept(self, mode: str = "r") -> np.memmap:
@@ -119,11 +119,11 @@ class Job:
         return map_npy(self.folder / KEPT, np.uint8, shape, mode=mode, remedy=self.remedy)
 
     def kept_of(self, chunk: range) -> slice:
-        """Which rows of the kept images are of a chunk."""
+        """Slice of a chunk within the kept images."""
         return slice(*np.searchsorted(self.kept, (chunk.start, chunk.stop)).tolist())
 
     def settings(self) -> dict:
-        """What decides the reference, as JSON values."""
+        """Settings that determine the reference, as JSON values."""
         return {
             "data": self.source.identity,
             "image_shape": list(self.image_shape),
@@ -135,7 +135,7 @@ class Job:
 
 @dataclass(frozen=True)
 class ChunkFacts:
-    """What is stored beside a chunk's statistics. sha256: of its pixels; kept_sha256: of those that
+    """Facts beside a chunk's statistics. sha256: of its pixels; kept_sha256: of those that
     are kept; bad: why images cannot be decoded, by index."""
 
     sha256: str
@@ -145,14 +145,14 @@ class ChunkFacts:
 
 @dataclass(frozen=True)
 class Chunk:
-    """What is known of a chunk once it is made. statistics: by output."""
+    """Statistics and facts of a complete chunk. statistics: by output."""
 
     statistics: dict[str, Statistics]
     facts: ChunkFacts
 
 
 def make_reference(options: MakeReferenceConfig, processes: Processes) -> Path:
-    """Makes what is missing, each process its chunks, then writes the reference; its path."""
+    """Compute missing chunks, each process its share, write the reference, and return its path."""
     out = Path(options.out)
     check_output(out)
     if out.exists() and not _made_here(out):
@@ -180,7 +180,7 @@ def make_reference(options: MakeReferenceConfig, processes: Processes) -> Path:
                 held.enter_context(lock(job.folder, "evaluate/reference.py"))
                 prepare(job)
         missing = [n for n in range(len(job.chunks)) if not job.chunk_file(n).is_file()]
-        processes.wait()  # every process has looked before one finishes a chunk
+        processes.wait()  # every process has listed the missing chunks before one finishes
         make_chunks(job, missing[processes.rank :: processes.count], processes)
         processes.wait()
         with agree(processes):
@@ -190,7 +190,7 @@ def make_reference(options: MakeReferenceConfig, processes: Processes) -> Path:
 
 
 def find_channels(source: Source, options: MakeReferenceConfig, processes: Processes) -> int:
-    """1 if all images are grey, whatever channels they are stored in; of colours it stops early."""
+    """Return 1 if all images are grey, else the stored channels; stop at the first in colour."""
     channels, size = image_shape(source)[2], options.batch_size
     with agree(processes):
         if processes.is_main and channels > 1:
@@ -208,7 +208,7 @@ def choose_kept(count: int, wanted: int, seed: int) -> np.ndarray:
 
 
 def _made_here(path: Path) -> bool:
-    """Whether a file is a reference by this command."""
+    """True if a file is a reference by this command."""
     try:
         return bool(read_facts(path))
     except UserError:
@@ -216,8 +216,8 @@ def _made_here(path: Path) -> bool:
 
 
 def check_complete(job: Job) -> None:
-    """Refuses a reference that is damaged or made with other settings; removes parts that a kill
-    has left."""
+    """Refuse a reference that is damaged or made with other settings; remove parts left
+    by a killed run."""
     facts = read_facts(job.out)
     before = {key: facts.get(key) for key in job.settings()}
     check_same(job.out, before, job.settings(), what="a reference made")
@@ -227,7 +227,7 @@ def check_complete(job: Job) -> None:
 
 
 def prepare(job: Job) -> None:
-    """Refuses parts of another reference and a full disk; makes room for the kept images."""
+    """Refuse parts of another reference and a full disk; allocate the file of its images."""
     begun = any(job.folder.glob("[0-9]*.npz"))  # else nothing is lost with other settings
     if begun:
         before = read_json(job.folder / SETTINGS, remedy=job.remedy)
@@ -268,7 +268,7 @@ def make_chunks(job: Job, numbers: list[int], processes: Processes) -> None:
 
 
 class _ChunkStream:
-    """The images of a chunk on their way to the extractor: hashed, the chosen ones kept."""
+    """Stream of a chunk's images to the extractor: all hashed, the chosen ones stored."""
 
     def __init__(self, job: Job, count: int, stream: Iterator, bar: tqdm):
         self.job, self.left, self.stream, self.bar = job, count, stream, bar
@@ -294,7 +294,7 @@ class _ChunkStream:
         self.kept_digest.update(np.ascontiguousarray(pixels[chosen]))
 
     def facts(self) -> dict[str, np.ndarray]:
-        """As arrays."""
+        """Facts of the chunk as arrays."""
         facts = ChunkFacts(self.digest.hexdigest(), self.kept_digest.hexdigest(), self.bad)
         return {"facts": np.array(json.dumps(asdict(facts)))}
 
@@ -308,7 +308,7 @@ def _packed(found: dict[str, Statistics]) -> dict[str, np.ndarray]:
 
 
 def read_chunk(job: Job, number: int) -> Chunk:
-    """A chunk that is made, maybe in an earlier run. Refuses one that does not fit the job."""
+    """Read a complete chunk, possibly of an earlier run. Refuse one that does not fit the job."""
     path, images = job.chunk_file(number), job.chunks[number]
     try:
         there = members(path)
@@ -324,7 +324,7 @@ def read_chunk(job: Job, number: int) -> Chunk:
 
 
 def _unpacked(stored: dict[str, np.ndarray], output: str, images: int) -> Statistics:
-    """Statistics of one output. images: how many they must be of."""
+    """Statistics of one output. images: their required number."""
     count, mean, scatter = (stored[f"{output}.{name}"] for name in ("count", "mean", "scatter"))
     if count.dtype.kind not in "iu" or count.shape or int(count) != images:
         raise ValueError(f"{output}.count is not {images}")
@@ -337,7 +337,7 @@ def _unpacked(stored: dict[str, np.ndarray], output: str, images: int) -> Statis
 
 
 def finish(job: Job) -> None:
-    """Merges the chunks in their order, writes the reference and removes the parts."""
+    """Merge the chunks in their order, write the reference and remove the parts."""
     whole: dict[str, Statistics] = {}
     digest, bad = hashlib.sha256(), {}
     for number, images in enumerate(job.chunks):
@@ -377,7 +377,7 @@ def finish(job: Job) -> None:
 
 
 def _check_kept(job: Job, images: range, facts: ChunkFacts) -> None:
-    """Refuses kept images that are not those of the chunk, such as zeros of a copy that stopped."""
+    """Refuse kept images that are not those of the chunk, such as zeros of an interrupted copy."""
     place = job.kept_of(images)
     good = ~np.isin(job.kept[place], list(facts.bad))
     if hashlib.sha256(job.map_kept()[place][good]).hexdigest() != facts.kept_sha256:
@@ -392,7 +392,7 @@ def _without(job: Job, bad: dict[int, str]) -> tuple[np.ndarray, np.ndarray]:
         raise UserError("no image that was to be kept can be decoded; use another --seed")
     if len(good) == len(job.kept):
         return images, job.kept
-    # Not in place: a kill would leave half of it moved.
+    # Not in place: an interrupted run would leave half of it moved.
     chosen, shape = job.folder / GOOD, (len(good), *images.shape[1:])
     allocate_npy(chosen, np.uint8, shape)
     rows = map_npy(chosen, np.uint8, shape, mode="r+", remedy=job.remedy)
@@ -415,7 +415,7 @@ PURPOSES = {
 
 
 def inspect(text: str) -> tuple[str, bool]:
-    """A description, and whether the statistics are sound."""
+    """Return a description, and True if the statistics are sound."""
     path = archive_of(text)
     if path.suffix.lower() != ".npz" or not path.is_file():
         return describe_images(open_image_set(text), hash_of(text)), True
@@ -433,7 +433,7 @@ def inspect(text: str) -> tuple[str, bool]:
 
 
 def describe_file(reference: ReferenceFile) -> list[str]:
-    """Every array with its purpose, the kind of file, its hash and the facts of its making."""
+    """Lines on every array with its purpose, the kind of file, its hash and its provenance."""
     rows = [
         (info.described.split(" of ")[0], f"{info.dtype} {info.shape}")
         for info in (find_member(reference.path, m) for m in members(reference.path).values())
@@ -466,7 +466,7 @@ def _facts(facts: dict, prefix: str = "") -> list[str]:
 
 
 def describe_images(images: ImageSet, sha256: str | None) -> str:
-    """Of a set without statistics."""
+    """Error for a set without statistics."""
     return "\n".join([images.name, *([f"sha256 {sha256}"] if sha256 else []), _images_line(images)])
 
 
@@ -478,7 +478,7 @@ def _images_line(images: ImageSet) -> str:
 
 
 def check_gaussian(gaussian: Gaussian) -> tuple[str, bool]:
-    """Whether a covariance is one: symmetric and finite by `read_gaussian`, so no eigenvalue
+    """Check a covariance: symmetric and finite by `read_gaussian`, so no eigenvalue
     below zero beyond rounding."""
     values = np.linalg.eigvalsh(gaussian.covariance)
     largest, least = float(values[-1]), float(values[0])

@@ -1,4 +1,4 @@
-"""The result for people: a table on the screen, JSON on the disk."""
+"""Report of a result: a table on the screen, JSON on disk."""
 
 from __future__ import annotations
 
@@ -20,8 +20,7 @@ PAGE_HEAD = 4096  # bytes of a page that hold its title
 def metric_name(features: str, count: int, key: str = "frechet_distance") -> str:
     """A result's name with the number of samples, on which its value depends.
 
-    FID and the like are names of what Inception's features give, with other features the plain
-    words stand.
+    FID and similar names are for Inception features; other features use the plain words.
     """
     names = {key: name for metric in METRICS.values() for key, name in metric.names.items()}
     name = names[key]
@@ -64,7 +63,7 @@ def table_rows(result: dict) -> list[Row]:
 
 
 def metric_rows(result: dict) -> list[Row]:
-    """A row per value; those without a reference say nothing of one."""
+    """One row per value; those without a reference do not name one."""
     rows = []
     for metric in METRICS.values():
         for key in (key for key in metric.names if key in result):
@@ -118,7 +117,7 @@ def spelled(settings: dict, prefix: str = "") -> list[str]:
 
 
 def json_path(options: MetricsConfig) -> Path:
-    """Where the JSON goes: as asked; or metrics.json beside samples.npz and in a folder of images,
+    """Path of the JSON: as given; or metrics.json beside samples.npz and in a folder of images,
     NAME.metrics.json beside any other archive and in the current folder for a built-in set."""
     samples = Path(options.samples)
     if options.out:
@@ -139,8 +138,8 @@ def json_path(options: MetricsConfig) -> Path:
 
 
 def check_results(*paths: Path | None) -> None:
-    """Refuses, before the work, files that cannot be written, and to replace those of others: a
-    JSON or a page that no evaluation wrote."""
+    """Refuse, before the work, files that cannot be written, and to replace a JSON or a page that
+    no evaluation wrote."""
     for path in filter(None, paths):
         check_output(path)
         if path.exists() and not _is_result(path):
@@ -159,8 +158,8 @@ def _is_result(path: Path) -> bool:
 
 
 def page_path(options: MetricsConfig, json: Path) -> Path | None:
-    """Where the page goes: as asked; or report.html beside metrics.json, NAME.report.html beside
-    NAME.metrics.json, NAME.html beside any other NAME.json. None: none is wanted."""
+    """Path of the page: as given; or report.html beside metrics.json, NAME.report.html beside
+    NAME.metrics.json, NAME.html beside any other NAME.json. None: no page is requested."""
     if not options.report.write:
         return None
     if options.report.out:

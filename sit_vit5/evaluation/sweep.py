@@ -1,4 +1,4 @@
-"""What a sweep found: table, CSV and picture, each with the number of samples on it."""
+"""Sweep of guidance: table, CSV and figure, each with its number of samples."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from sit_vit5.utils.files import check_same, lock, read_json, replacing, write_j
 from sit_vit5.utils.progress import progress_bar
 from sit_vit5.utils.run_folder import ARCHIVE, MANIFEST, SAMPLES, run_of, step_name
 
-# Of the lines in the picture: colours by weights, line styles and markers by interval.
+# Lines in the figure: colours by weights, line styles and markers by interval.
 COLORS = ("tab:blue", "tab:orange", "tab:green", "tab:red", "tab:purple", "tab:brown")
 MOST_TICKS = 10
 LINES = (("-", "o"), ("--", "s"), (":", "^"), ("-.", "D"), ((0, (5, 1, 1, 1, 1, 1)), "v"))
@@ -57,7 +57,7 @@ class Cell:
 
 @dataclass(frozen=True)
 class Result:
-    """What a cell scored and what one of its images cost. agreement: share, None: not asked for."""
+    """Metrics of a cell and cost of one of its images. agreement: share; None: not requested."""
 
     cell: Cell
     distance: float
@@ -145,7 +145,7 @@ def table(results: Sequence[Result], labels: Labels) -> str:
 
 
 def draw(path: Path, results: Sequence[Result], labels: Labels, *, title: str) -> None:
-    """Saves a PNG: each metric against the scale, a line per weights and interval."""
+    """Save a PNG: each metric against the scale, a line per weights and interval."""
     # Imported here: matplotlib takes a second; Figure needs no display and no global state.
     from matplotlib.figure import Figure
     from matplotlib.ticker import PercentFormatter
@@ -206,7 +206,7 @@ def _lines(axis, results: Sequence[Result], metric: str) -> None:
 
 
 CELLS = "cells"
-# Options that may differ between two calls in one folder: axes, places, and what only costs time.
+# Options that may differ between two calls in one folder: axes, paths, and those of speed only.
 _FREE = (
     "checkpoint", "weights", "scales", "intervals", "agreement", "batch_size", "codec_path",
     "inception_weights", "out",
@@ -215,14 +215,14 @@ _FREE = (
 
 @dataclass(frozen=True)
 class SweepFile:
-    """What of sweep.json decides whether a sweep can be continued."""
+    """Part of sweep.json that decides if a sweep can continue."""
 
     settings: dict
 
 
 @dataclass(frozen=True)
 class CellManifest:
-    """What a sweep reads in the manifest of a cell's samples."""
+    """Fields that a sweep reads from the manifest of a cell's samples."""
 
     samples_sha256: str
     evaluations_per_image: int
@@ -231,14 +231,14 @@ class CellManifest:
 
 @dataclass(frozen=True)
 class CellAgreement:
-    """samples: the share of samples that a classifier gives the asked class."""
+    """samples: the share of samples that a classifier assigns to their label."""
 
     samples: float
 
 
 @dataclass(frozen=True)
 class CellMetrics:
-    """What a sweep reads in the metrics of a cell."""
+    """Fields that a sweep reads from the metrics of a cell."""
 
     samples_sha256: str
     extractor: dict
@@ -248,7 +248,7 @@ class CellMetrics:
 
 
 def sweep(options: SweepConfig, processes: Processes) -> None:
-    """Fills every cell, writes sweep.json, sweep.csv and sweep.png, prints what they say."""
+    """Fill every cell, write sweep.json, sweep.csv and sweep.png, and print their content."""
     checkpoint = open_checkpoint(options.checkpoint)
     step = step_name(checkpoint.state.step)
     run = run_of(checkpoint.folder)
@@ -300,7 +300,7 @@ def command_flags(config: object, prefix: str = "--") -> list[str]:
 def run_cells(
     folder: Path, options: SweepConfig, checkpoint: Checkpoint, processes: Processes
 ) -> list[Result]:
-    """The results of all cells, made or found; none on other processes than the main one."""
+    """Return the results of all cells, new or from earlier runs; empty off the main process."""
     cells = sweep_cells(options, checkpoint)
     reference, results = None, []
     with progress_bar(
@@ -322,7 +322,7 @@ def run_cells(
 
 
 def _load(options: SweepConfig, cells: Sequence[Cell], processes: Processes) -> LoadedModel:
-    """The network of these cells, with the worse one of autoguidance if any of them needs it."""
+    """The network of these cells, with the weaker one of autoguidance if any of them needs it."""
     guided = next((cell for cell in cells if cell.scale != 1), cells[0])
     loaded = load(cell_options(options, guided), processes.device)
     for cell in cells:
@@ -331,7 +331,7 @@ def _load(options: SweepConfig, cells: Sequence[Cell], processes: Processes) -> 
 
 
 def _begin(folder: Path, options: SweepConfig, loaded: LoadedModel) -> Reference:
-    """Opens the reference, checks all against it and against what the folder holds already."""
+    """Open the reference; check the options against it and against the folder's earlier cells."""
     shape = image_shape(loaded)
     blank = UnmadeSet("the model's images", shape)
     if options.agreement:
@@ -396,7 +396,7 @@ def _measure(place: Path, cell: Cell, options: SweepConfig, reference: Reference
 
 
 def _cell_metrics(path: Path) -> CellMetrics | None:
-    """What an earlier run measured; None if its file is absent or damaged."""
+    """Metrics of an earlier run; None if the file is absent or damaged."""
     try:
         return read_json(path, CellMetrics)
     except UserError:
