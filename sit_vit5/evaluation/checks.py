@@ -29,7 +29,7 @@ LOSSY = {"JPEG", "WEBP"}  # Pillow's names
 DEMO_SCALE = 3.0
 # With so many samples per class, random labels leave no class out: 1,000 exp(-20) is 2e-6.
 CERTAIN = 20
-SIDES = (32, 64, 128, 256, 512, 1024)  # that names of references tell
+SIDES = (32, 64, 128, 256, 512, 1024)  # in the names of references
 
 
 @dataclass(frozen=True)

@@ -143,7 +143,7 @@ def choose_metrics(
 
 
 def _lacking_images(metric: Metric, count: int, what: str) -> str | None:
-    """Reason why so few samples do not allow a metric; None if they do. what: their name."""
+    """Reason why this number of images does not allow a metric, or None. what: their name."""
     if count < metric.fewest:
         return f"needs {metric.fewest} images, {what} are {count}"
     if metric.samples == "rows" and count > MOST_ROWS:

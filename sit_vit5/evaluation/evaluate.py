@@ -140,7 +140,7 @@ class Run:
         return {"floor": {"samples": self.options.floor, "count": images.count, **values}}
 
     def classes(self, inputs: Inputs, found: FeatureSet) -> tuple[RealSet | None, dict]:
-        """The labelled real images, and the distances of the samples' classes to theirs."""
+        """Return the labelled real images and the distances of the samples' classes to theirs."""
         if reason := obstacle(inputs.manifest, inputs.samples.count):
             return None, {"classes": {"left_out": reason}}
         real, described = inputs.classes, self.reference.described

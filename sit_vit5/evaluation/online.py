@@ -23,10 +23,10 @@ from sit_vit5.utils.progress import progress_bar
 
 
 class OnlineEvaluation:
-    """Samples of a network against a reference, which is opened once, before the first step.
+    """Metrics of a network's samples against a reference, opened once before the first step.
 
-    Image i has the same noise and label at every evaluation, whatever process draws it; so values
-    of different steps differ by the weights, not by luck.
+    Image i has the same noise and label at every evaluation, on any process; so values of
+    different steps differ by the weights, not by chance.
     """
 
     def __init__(

@@ -228,7 +228,7 @@ def _or_unknown(count: int | None) -> str:
     return "not told by the file" if count is None else f"{count:,}"
 
 
-# Sides in CSS pixels: of the grid, of neighbours, of classes.
+# Sides in CSS pixels: grid, neighbours, classes.
 SIDE, NEAR_SIDE, CLASS_SIDE = 112, 80, 64
 # Classes shown at either end, and images of each side of one.
 ENDS, OF_EACH = 4, 6

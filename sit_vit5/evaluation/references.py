@@ -1,7 +1,7 @@
 """Reference of a data set, sharded over processes; an interrupted run continues.
 
 REF.npz.parts/settings.json     settings; a run with others is refused
-REF.npz.parts/kept.npy          the images that are kept, filled by row
+REF.npz.parts/kept.npy          the images stored in REF.npz, filled by index
 REF.npz.parts/00000.npz         statistics of images 0 .. CHUNK - 1, and so on
 REF.npz                         written last; the parts are then removed
 
@@ -114,12 +114,12 @@ class Job:
         return f"remove {self.folder} and run the same command again"
 
     def map_kept(self, mode: str = "r") -> np.memmap:
-        """The images that are kept, uint8 (K, H, W, C)."""
+        """Map the images stored in the file, uint8 (K, H, W, C)."""
         shape = (len(self.kept), *self.image_shape)
         return map_npy(self.folder / KEPT, np.uint8, shape, mode=mode, remedy=self.remedy)
 
     def kept_of(self, chunk: range) -> slice:
-        """Slice of a chunk within the kept images."""
+        """Slice of a chunk within the stored images."""
         return slice(*np.searchsorted(self.kept, (chunk.start, chunk.stop)).tolist())
 
     def settings(self) -> dict:
@@ -228,7 +228,7 @@ def check_complete(job: Job) -> None:
 
 def prepare(job: Job) -> None:
     """Refuse parts of another reference and a full disk; allocate the file of its images."""
-    begun = any(job.folder.glob("[0-9]*.npz"))  # else nothing is lost with other settings
+    begun = any(job.folder.glob("[0-9]*.npz"))  # else other settings lose nothing
     if begun:
         before = read_json(job.folder / SETTINGS, remedy=job.remedy)
         check_same(job.folder, before, job.settings(), what="parts of a reference")
@@ -242,7 +242,7 @@ def prepare(job: Job) -> None:
 
 
 def make_chunks(job: Job, numbers: list[int], processes: Processes) -> None:
-    """Statistics of these chunks and the kept images in them; read ahead across chunks."""
+    """Compute statistics and stored images of these chunks; read ahead across chunks."""
     size = job.options.batch_size
     batches = [
         job.chunks[number][start : start + size]
@@ -377,7 +377,7 @@ def finish(job: Job) -> None:
 
 
 def _check_kept(job: Job, images: range, facts: ChunkFacts) -> None:
-    """Refuse kept images that are not those of the chunk, such as zeros of an interrupted copy."""
+    """Refuse stored images that are not those of the chunk, e.g. zeros of an interrupted copy."""
     place = job.kept_of(images)
     good = ~np.isin(job.kept[place], list(facts.bad))
     if hashlib.sha256(job.map_kept()[place][good]).hexdigest() != facts.kept_sha256:
@@ -385,7 +385,7 @@ def _check_kept(job: Job, images: range, facts: ChunkFacts) -> None:
 
 
 def _without(job: Job, bad: dict[int, str]) -> tuple[np.ndarray, np.ndarray]:
-    """The kept images and their indices, but for those that could not be decoded."""
+    """Return the stored images and their indices, without those that cannot be decoded."""
     images = job.map_kept()
     good = np.flatnonzero(~np.isin(job.kept, list(bad)))
     if not len(good):

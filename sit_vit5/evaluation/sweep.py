@@ -170,7 +170,7 @@ def draw(path: Path, results: Sequence[Result], labels: Labels, *, title: str) -
     if asked:
         axes[1].yaxis.set_major_formatter(PercentFormatter(1))
     handles, names = axes[0].get_legend_handles_labels()
-    columns = len({result.cell.weights for result in results})  # one for each
+    columns = len({result.cell.weights for result in results})  # one per weights
     figure.legend(
         handles, names, loc="outside lower center", ncols=columns, fontsize=8, frameon=False
     )
@@ -286,7 +286,7 @@ def cell_options(options: SweepConfig, cell: Cell) -> GenerateConfig:
 
 
 def command_flags(config: object, prefix: str = "--") -> list[str]:
-    """The flags by which a command gets this configuration: of all options that are not default."""
+    """Command-line flags of this configuration, for options that differ from their defaults."""
     flags = []
     for field in fields(config):
         name, value = prefix + field.name.replace("_", "-"), getattr(config, field.name)
@@ -371,7 +371,7 @@ def _metrics_options(options: SweepConfig, place: Path) -> MetricsConfig:
 
 
 def _measure(place: Path, cell: Cell, options: SweepConfig, reference: Reference) -> Result:
-    """The metrics of a complete cell, from its metrics.json if that is of the same samples."""
+    """Metrics of a complete cell, from its metrics.json if that is of the same samples."""
     asked = _metrics_options(options, place)
     path = json_path(asked)
     manifest = read_json(
