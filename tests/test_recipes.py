@@ -84,7 +84,7 @@ def parts(path) -> tuple[str, str]:
 
 
 def faults(path, config: TrainConfig) -> list[str]:
-    """What a body says other than its file's name (row T3)."""
+    """What a body says other than its file's name."""
     recipe, size = parts(path)
     expected = {
         "model": f"{RECIPES[recipe]}-{size.upper()}/2",

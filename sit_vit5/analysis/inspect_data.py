@@ -189,7 +189,7 @@ def compare_with_images(cache: LatentCache) -> str:
 
 
 def describe_cache(cache: LatentCache, codec: RecordedCodec) -> list[str]:
-    """Layout, codec, and the latents' mean and deviation against what a model expects (row T28)."""
+    """Layout, codec, and the latents' mean and deviation against what a model expects."""
     size = sum((cache.root / shard.file).stat().st_size for shard in cache.shards)
     low, high = usual_std(codec.name)
     statistics = normalised_statistics(cache, codec)

@@ -332,7 +332,7 @@ class NonFiniteLatents(UserError):
 
 
 class AutoencoderCodec:
-    """Runs in fp32 (fp16 encoders return NaN, row D10), as many images at once as fit."""
+    """Runs in fp32 (fp16 encoders return NaN), as many images at once as fit."""
 
     def __init__(
         self, vae: AutoencoderKL | AutoencoderTiny | AutoencoderDC, origin: dict | None = None
@@ -374,7 +374,7 @@ class AutoencoderCodec:
 
     @cached_property
     def identity(self) -> dict:
-        """What tells this autoencoder from another (row D8)."""
+        """What tells this autoencoder from another."""
         digest = {"sha256": _digest(self.vae)}
         return {"name": self.kind.name} | self.normalisation.record() | digest
 

@@ -247,7 +247,7 @@ def moments(job: Job, visit: Visit, processes: Processes) -> np.ndarray:
     sides = [images, images.flip(-1)][: layout.mirrors]
     try:
         found = torch.stack([job.codec.moments(side) for side in sides], dim=1).cpu().numpy()
-    except NonFiniteLatents as error:  # row D10: nothing of it enters the cache
+    except NonFiniteLatents as error:  # nothing of it enters the cache
         raise UserError(
             f"the codec {name} gives latents that are not finite for "
             f"{described(job, visit, error.rows)}; check the images and the autoencoder's weights"

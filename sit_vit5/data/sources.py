@@ -202,7 +202,7 @@ def number_classes(values: np.ndarray, where: str) -> tuple[np.ndarray, tuple[st
 
 
 CHEAP_FILES = 10_000  # that are opened to compare their contents
-# HostSync in the names of parts of a data set, which are no classes.
+# Words in the names of parts of a data set, which are no classes.
 TRAINING, HELD_OUT = ("train", "training"), ("val", "valid", "validation", "test", "testing")
 
 

@@ -182,7 +182,7 @@ class Accumulator:
         )
 
     def compute(self) -> dict[str, float | None]:
-        """The values of all metrics; refuses images that are missing or came twice (E29)."""
+        """The values of all metrics; refuses images that are missing or came twice."""
         for name, metric in self.metrics.items():
             if metric.reference and not self.reference.has(metric.reference, metric.output):
                 raise UserError(

@@ -208,7 +208,7 @@ def _advice(shape: tuple[int, ...], dtype: np.dtype) -> str:
 
 
 def _range(array: StoredArray) -> str:
-    """Of the first images of floats: their range, or which are not finite (row E22)."""
+    """Of the first images of floats: their range, or which are not finite."""
     rows = min(LOOKED_AT, array.shape[0])
     each = array.nbytes // array.shape[0]
     with array.open(whole=False) as file:

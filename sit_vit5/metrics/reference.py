@@ -83,7 +83,7 @@ class ReferenceFile:
         return self.facts.get("count")
 
     def check_covariances(self) -> None:
-        """Refuses statistics whose distance to anything would be no distance (row E14)."""
+        """Refuses statistics whose distance to anything would be no distance."""
         for name, gaussian in (("sigma", self.pool), ("sigma_s", self.spatial)):
             least = 0.0 if gaussian is None else negative_eigenvalue(gaussian.covariance)
             if least:
@@ -93,7 +93,7 @@ class ReferenceFile:
                 )
 
     def check_size(self, shape: tuple[int, int, int]) -> None:
-        """Refuses samples (H, W, C) of another size (row E19); channels are compared elsewhere."""
+        """Refuses samples (H, W, C) of another size; channels are compared elsewhere."""
         if self.image_shape is not None and self.image_shape[:2] != shape[:2]:
             raise UserError(
                 f"{self.path} is a reference of images of {self.image_shape[:2]}, the samples "

@@ -203,7 +203,7 @@ MLPS = {
 class Attention(nn.Module):
     """Bidirectional self-attention; queries and keys are normed per head, then rotated.
 
-    fp32_math: softmax(q k) v written out in fp32, to compare the fused kernels with (row T12).
+    fp32_math: softmax(q k) v written out in fp32, to compare the fused kernels with.
     """
 
     fp32_math = False

@@ -1,6 +1,6 @@
 """ODE solvers: pure functions of a field, noise and times. A new one is one line in `SOLVERS`.
 
-The state stays fp32: bf16 sums over many steps decay to noise (row S11). Times may run either way.
+The state stays fp32: bf16 sums over many steps decay to noise. Times may run either way.
 """
 
 from __future__ import annotations

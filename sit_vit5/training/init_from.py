@@ -46,7 +46,7 @@ def init_from(
 ) -> tuple[dict[str, Tensor], list[str]]:
     """The weights that fit; and lines that say what was taken, resized and left, and why.
 
-    Left where they would mean something else: the label table of other classes (row D21), a fixed
+    Left where they would mean something else: the label table of other classes, a fixed
     position table, the time embedding of a DiT, which counts diffusion steps.
     """
     donor = _open(path)

@@ -1,4 +1,4 @@
-"""Precision of matrix products, owned by the configuration and by nothing else (rows T29, K2)."""
+"""Precision of matrix products, owned by the configuration and by nothing else."""
 
 from __future__ import annotations
 

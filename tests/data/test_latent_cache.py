@@ -60,7 +60,7 @@ def test_a_cache_holds_the_moments_of_every_image_and_of_its_mirror(cache, image
     mirrored, _ = stored.batch(everything, np.ones(24, bool))
     torch.testing.assert_close(torch.from_numpy(plain), codec.moments(images))
     torch.testing.assert_close(torch.from_numpy(mirrored), codec.moments(images.flip(-1)))
-    # The latent of the mirrored image is not the mirrored latent (row D1).
+    # The latent of the mirrored image is not the mirrored latent.
     assert np.abs(mirrored - plain[..., ::-1]).max() > 0.05
     assert labels.tolist() == [0] * 12 + [1] * 12
     assert (stored.class_names, stored.item_shape) == (("cat", "dog"), (4, 4, 4))

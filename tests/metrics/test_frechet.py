@@ -56,7 +56,7 @@ def test_distance_agrees_with_scipy_on_full_rank(size):
 
 
 def test_distance_is_right_for_near_singular_inception_sized_covariances():
-    # Rank 150 in 2,048 dimensions, where sqrtm breaks (E1). In a common basis it is a closed form.
+    # Rank 150 in 2,048 dimensions, where sqrtm breaks. In a common basis it is a closed form.
     basis, _ = np.linalg.qr(rng().standard_normal((2048, 150)))
     a, b = rng(1).random(150), rng(2).random(150)
     expected = np.square(np.sqrt(a) - np.sqrt(b)).sum()

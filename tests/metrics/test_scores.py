@@ -85,7 +85,7 @@ def test_precision_and_recall_are_those_of_plain_distances_whatever_the_block(mo
     for k in (1, 3):
         found = precision_recall(samples=samples, reference=reference, neighbours=k)
         assert (found.precision, found.recall) == by_hand(samples, reference, k)
-    assert max(largest) <= block**2  # never the whole matrix (E27)
+    assert max(largest) <= block**2  # never the whole matrix
 
 
 def test_collapsed_samples_are_precise_and_recall_little():

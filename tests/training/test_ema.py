@@ -35,7 +35,7 @@ def test_warm_up_starts_low_and_ends_at_the_decay():
     assert rule["ema_0.9999"](0) == pytest.approx(0.1)
     assert rule["ema_0.9999"](90) == pytest.approx(0.91)
     assert rule["ema_0.9"](1000) == 0.9
-    # The wrong code of a known bug overwrote the decay itself: it must still be there (T19).
+    # The wrong code of a known bug overwrote the decay itself: it must still be there.
     assert rule["ema_0.9999"](10**6) == 0.9999
 
 

@@ -1,4 +1,4 @@
-"""Trackers: what TensorBoard gets, and that none of them can stop a run (row K1)."""
+"""Trackers: what TensorBoard gets, and that none of them can stop a run."""
 
 from __future__ import annotations
 
