@@ -39,7 +39,7 @@ class Codec(Protocol):
     def encode(self, images: Tensor, noise: Tensor | None) -> Tensor: ...
 
     def moments(self, images: Tensor) -> Tensor:
-        """What a latent cache holds: raw, before the draw and the normalisation.
+        """Content of a latent cache: raw moments, before the draw and the normalisation.
 
         Raises `autoencoder.NonFiniteLatents`, which names the images.
         """
@@ -108,7 +108,7 @@ def configured_codec(
 
 
 def local_codec(recorded: RecordedCodec, config: CodecConfig) -> Codec | None:
-    """What decodes a cache's latents without a download: its codec, else a tiny one of the same."""
+    """Decoder of a cache's latents without a download: its codec, else a tiny one of the same."""
     own = _on_this_machine(replace(config, name=recorded.name))
     if own is not None and own.identity == recorded.identity:
         return own

@@ -38,12 +38,12 @@ class Normalisation:
 
     @classmethod
     def of(cls, identity: dict) -> Normalisation:
-        """What a codec's identity records: a number or a list under scale and shift."""
+        """Value in a codec's identity: a number or a list under scale and shift."""
         return cls(_numbers(identity.get("scale", 1.0)), _numbers(identity.get("shift", 0.0)))
 
     @classmethod
     def of_autoencoder(cls, config: dict) -> Normalisation:
-        """What diffusers' pipelines do by an autoencoder's configuration.
+        """Normalisation of latents as diffusers' pipelines do it by an autoencoder's configuration.
 
         scale * (raw - shift) by scaling_factor and shift_factor (Stable Diffusion 3, FLUX); where
         there are statistics per channel, scaling_factor * (raw - mean) / std (Stable Diffusion XL).
@@ -58,11 +58,11 @@ class Normalisation:
 
     @property
     def usable(self) -> bool:
-        """Whether all are finite numbers, and no scale is 0."""
+        """True if all are finite numbers and no scale is 0."""
         return bool(self.scale and self.shift) and _usable(self.scale, self.shift)
 
     def fits(self, channels: int) -> bool:
-        """Whether scale and shift are one number, or one for each of these channels."""
+        """True if scale and shift are one number, or one for each of these channels."""
         return {len(self.scale), len(self.shift)} <= {1, channels}
 
     def record(self) -> dict:
@@ -133,7 +133,7 @@ def _check(scale: object, mean: object, std: object, channels: int) -> None:
 
 
 def _usable(factors: Sequence[object], shifts: Sequence[object]) -> bool:
-    """Whether all are numbers that fp32 holds, and no factor is 0."""
+    """True if all are numbers that fp32 holds and no factor is 0."""
     numbers = [*factors, *shifts]
     # Compared, not converted: an integer of JSON may be of any length.
     real = all(type(x) in (int, float) and abs(x) <= LARGEST for x in numbers)
@@ -374,7 +374,7 @@ class AutoencoderCodec:
 
     @cached_property
     def identity(self) -> dict:
-        """What tells this autoencoder from another."""
+        """Values that distinguish this autoencoder from another."""
         digest = {"sha256": _digest(self.vae)}
         return {"name": self.kind.name} | self.normalisation.record() | digest
 

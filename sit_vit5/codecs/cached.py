@@ -38,7 +38,7 @@ class RecordedCodec:
 
     @classmethod
     def of(cls, codec: Codec, name: str) -> RecordedCodec:
-        """What is worth recording of a codec."""
+        """Record of a codec in a latent cache."""
         return cls(name, codec.identity, codec.draws_noise, codec.origin)
 
     @classmethod

@@ -1,4 +1,4 @@
-"""What a network may predict, and the way from each prediction to velocity, score and data.
+"""Predictions of a network, and the velocity, score and data that each implies.
 
 With x_t = alpha * data + sigma * noise, a data-noise pair that fits x_t and the prediction gives
 all others: velocity = alpha' * data + sigma' * noise, score = -noise / sigma (SiT, section 2.3).

@@ -96,7 +96,7 @@ class Checkpoint:
 
     @property
     def holds_gammas_of_a_sum(self) -> bool:
-        """Whether it was written with `layer_scale sum`; see `fold_gammas`."""
+        """True if written with `layer_scale sum`; see `fold_gammas`."""
         path = self.folder / self.weights_file("raw")
         shapes = read_shapes(path, remedy=_remedy(self.folder, path.name))
         gammas = any(name.endswith(".gamma") for name in shapes)
@@ -104,7 +104,7 @@ class Checkpoint:
 
     @property
     def resumable(self) -> bool:
-        """Whether it still holds what training goes on from."""
+        """True if training can resume from it."""
         return (self.folder / OPTIMIZER_FILE).exists()
 
     def check_resumable(self) -> None:
@@ -220,7 +220,7 @@ def prune_checkpoints(run: Path, config: CheckpointConfig, *, up_to: int) -> Non
 
 
 def is_milestone(step: int, config: CheckpointConfig) -> bool:
-    """Whether the averages of this step are kept for good."""
+    """True if the EMA weights of this step are never removed."""
     return step > 0 and config.milestone_every > 0 and step % config.milestone_every == 0
 
 

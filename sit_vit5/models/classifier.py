@@ -210,7 +210,7 @@ REMEDY = "convert the official file again"
 
 
 def is_classifier_folder(folder: Path) -> bool:
-    """Whether `save_classifier` wrote the folder."""
+    """True if `save_classifier` wrote the folder."""
     return (folder / CONFIG).is_file()
 
 

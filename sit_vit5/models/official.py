@@ -182,12 +182,12 @@ class OfficialFile:
 
     @property
     def is_denoiser(self) -> bool:
-        """Whether these are the weights of SiT or DiT."""
+        """True for weights of SiT or DiT."""
         return "x_embedder.proj.weight" in self.weights
 
     @property
     def is_classifier(self) -> bool:
-        """Whether these are the weights of ViT-5's or DeiT-III's classifier."""
+        """True for weights of ViT-5's or DeiT-III's classifier."""
         return "cls_token" in self.weights and "patch_embed.proj.weight" in self.weights
 
 
@@ -360,7 +360,7 @@ def _backbone(
 
 
 def _classifier_recipe(weights: Weights) -> Recipe:
-    """What the file's keys say of the block; rotary bases are computed from its frequencies."""
+    """Recipe that the file's keys imply; rotary bases are computed from its frequencies."""
     first = "blocks.0."
     registers = weights["reg_token"].shape[1] if "reg_token" in weights else 0
     patch_theta, register_theta = (

@@ -1,4 +1,4 @@
-"""What a solver integrates: velocity and score of a network under guidance, and what they cost."""
+"""Velocity and score of a network under guidance, which a solver integrates, and their cost."""
 
 from __future__ import annotations
 

@@ -192,7 +192,7 @@ def _settings(options: GenerateConfig, loaded: LoadedModel, classes: list[int]) 
 
 
 def _reference_hash(options: GenerateConfig) -> str | None:
-    """Of the worse network's weights under autoguidance."""
+    """Hash of the weights of the worse network under autoguidance."""
     if options.guidance.reference is None:
         return None
     reference = open_checkpoint(options.guidance.reference)
@@ -202,7 +202,7 @@ def _reference_hash(options: GenerateConfig) -> str | None:
 def _facts(
     options: GenerateConfig, loaded: LoadedModel, processes: Processes, seconds: float, made: int
 ) -> dict:
-    """What else describes how the set was made."""
+    """Further facts of how the set was made."""
     return {
         "command": printable(shlex.join(sys.argv)),
         "class_names": list(loaded.class_names),

@@ -146,7 +146,7 @@ def rows(wanted: Sequence[str], class_names: Sequence[str]) -> tuple[list[int], 
 
 
 def title(loaded: LoadedModel, weights: str) -> str:
-    """What made the images, in a line."""
+    """One line on the settings that made the images."""
     step, guidance = loaded.checkpoint.state.step, loaded.generator.settings.guidance
     return f"step {step}, {weights}, guidance {guidance.scale:g}"
 
@@ -173,7 +173,7 @@ def decimals(values: Sequence[float]) -> list[str]:
 
 
 def moves(path: Path) -> bool:
-    """Whether the file is an animation."""
+    """True if the file is an animation."""
     return path.suffix.lower() != ".png"
 
 
@@ -192,7 +192,7 @@ def save_animation(path: Path, frames: Sequence[Image.Image]) -> None:
 
 
 def preview_codec(config: TrainConfig, codec: Codec | RecordedCodec) -> Codec | None:
-    """What decodes the grids: the codec itself; for a latent cache, one that lies on this machine.
+    """Decoder of the grids: the codec itself; for a latent cache, one on this machine.
 
     That is preview.decoder, else the cache's own codec, else a tiny decoder of the same latents.
     None: none of them is here, or no grids are wanted.

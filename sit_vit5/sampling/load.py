@@ -1,4 +1,4 @@
-"""What every sampling command starts from: a checkpoint's network, codec and settings."""
+"""Loading for all sampling commands: a checkpoint's network, codec and settings."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ def resolve(
 
 
 def kind(checkpoint: Checkpoint) -> dict[str, object]:
-    """What a network and the worse network that guides it have in common, by its name."""
+    """Properties that a network and the worse network that guides it must share, by name."""
     state, objective = checkpoint.state, checkpoint.config.objective
     return {
         "classes": state.class_names,

@@ -43,7 +43,7 @@ PNG_END = b"\0\0\0\0IEND\xaeB`\x82"
 
 @dataclass(frozen=True)
 class Manifest:
-    """What `samples.json` says of a set, as far as it decides whether the set can be continued."""
+    """Fields of `samples.json` that decide whether a set can be continued."""
 
     complete: bool
     settings: dict
@@ -96,7 +96,7 @@ class SampleSet:
         self.cost = self._map(COST, np.int32, (self.count, 2))
 
     def missing(self, indices: Sequence[int]) -> bool:
-        """Whether any of the images is yet to be made."""
+        """True if any of the images is missing."""
         return bool((self.cost[indices, 0] <= 0).any())
 
     def write(
@@ -109,7 +109,7 @@ class SampleSet:
         self.cost.flush()
 
     def done(self) -> int:
-        """How many images are made."""
+        """Number of images made."""
         return int((self.cost[:, 0] > 0).sum())
 
     def finish(self, labels: list[int], facts: dict) -> Path:
@@ -162,7 +162,7 @@ class SampleSet:
         return all((self.partial / name).is_file() for name in (IMAGES, COST))
 
     def _begun(self) -> bool:
-        """Whether any image is made: a first try that failed does not bind the folder."""
+        """True if any image is made: a failed first try does not bind the folder."""
         if not (self.partial / COST).is_file():
             return False
         return bool((self._map(COST, np.int32, (None, 2))[:, 0] > 0).any())

@@ -1,4 +1,4 @@
-"""What a run says before its first step."""
+"""Lines that a run prints before its first step."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ class RunDisk:
 
 
 def run_disk(config: TrainConfig, parameters: int, trainable: int) -> RunDisk:
-    """What a run takes whose network has so many weights, and so many of them trained."""
+    """Disk space of a run with these numbers of weights and of trainable weights."""
     averages = len(config.ema.names)
     checkpoint = FP32 * parameters * (1 + averages) + MOMENTS * trainable
     return RunDisk(
@@ -91,7 +91,7 @@ def checkpoints_on_disk(config: CheckpointConfig, steps: int) -> int:
 
 
 def milestones_on_disk(config: TrainConfig) -> int:
-    """Those that are not among the newest, which are counted whole."""
+    """Number of milestones beyond the newest checkpoints, which are counted in full."""
     if config.checkpoint.keep == 0:
         return 0
     older = max(_saves(config.checkpoint, config.steps) - config.checkpoint.keep, 0)

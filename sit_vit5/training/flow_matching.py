@@ -26,7 +26,7 @@ def training_times(u: Tensor, config: ObjectiveConfig) -> Tensor:
 
 @dataclass(frozen=True)
 class Objective:
-    """What turns a micro-batch into losses; holds no state."""
+    """The flow-matching objective: losses of a micro-batch. It has no state."""
 
     config: ObjectiveConfig
     source_kind: str

@@ -105,7 +105,7 @@ def _means_the_same(name: str, model: Denoiser, donor: Donor, class_names: tuple
 
 
 def _block_differences(donor: Backbone, own: Backbone) -> list[str]:
-    """What the shapes of weights do not show, such as the number of heads."""
+    """Facts that the shapes of weights do not show, such as the number of heads."""
     found = [] if donor.heads == own.heads else [f"heads {donor.heads} to {own.heads}"]
     for field in fields(Recipe):
         before, after = (getattr(b.recipe, field.name) for b in (donor, own))

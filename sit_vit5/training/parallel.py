@@ -57,7 +57,7 @@ def shard(model: Denoiser, device: torch.device, processes: int) -> None:
 
 
 def is_sharded(model: nn.Module) -> bool:
-    """Whether `shard` has cut it: then it is an FSDPModule too."""
+    """True after `shard`: the network is then an FSDPModule too."""
     return hasattr(model, "set_requires_gradient_sync")
 
 
@@ -88,7 +88,7 @@ def shard_all(tensors: dict[str, Tensor], parts: dict[str, Tensor]) -> dict[str,
 
 
 def _is_part(tensor: Tensor) -> bool:
-    """Whether it is a DTensor, which alone has this method."""
+    """True for a DTensor, which alone has this method."""
     return hasattr(tensor, "full_tensor")
 
 

@@ -143,12 +143,12 @@ def check_newest(run: Path, resume: Checkpoint) -> None:
 
 
 def is_evaluated(run: Path, step: int) -> bool:
-    """Whether evaluations.jsonl has a row of a step."""
+    """True if evaluations.jsonl has a row of a step."""
     return any(row["step"] == step for row in read_rows(run / EVALUATIONS_FILE))
 
 
 def has_ended(run: Path) -> bool:
-    """Whether the last session in a run folder came to its last step's figures."""
+    """True if the last session in a run folder drew its last step's figures."""
     kinds = [row["kind"] for row in read_rows(run / EVENTS_FILE)]
     telling = [kind for kind in kinds if kind in (*STARTS, "interrupted", "failed", "done")]
     return telling[-1:] == ["done"]
@@ -163,7 +163,7 @@ def remove_partials(run: Path) -> None:
 
 
 def changes(resume: Checkpoint, config: TrainConfig) -> list[str]:
-    """What a resumed run does otherwise than before, and what comes of it."""
+    """Changes of a resumed run, and their consequences."""
     lines = [f"changed on resume: {change}" for change in differences(resume.config, config)]
     if resume.holds_gammas_of_a_sum:
         lines.append(

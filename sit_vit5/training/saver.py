@@ -137,5 +137,5 @@ class Saver:
             )
 
     def _any(self, true_here: bool) -> bool:
-        """Whether it is true on any process."""
+        """True if it is true on any process."""
         return bool(self.words.largest(true_here))

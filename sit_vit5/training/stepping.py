@@ -111,7 +111,7 @@ class Stepping:
             self._loss_sum, self._loss_count = self._loss_sum + last.loss, self._loss_count + 1
 
     def state(self, source: Source, codec: Codec | RecordedCodec) -> State:
-        """What a checkpoint says of this step besides weights and configuration."""
+        """State of this step in a checkpoint, besides weights and configuration."""
         watchdog, shape = self.watchdog, self.learner.latent_shape
         return State(
             step=self.step,

@@ -1,4 +1,4 @@
-"""Network, optimizer and averages: what a training step changes and a checkpoint holds."""
+"""Network, optimizer and EMA weights: the state that a step changes and a checkpoint holds."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def check_compiler(device: torch.device) -> None:
 
 
 def compiles(config: TrainConfig, device: torch.device) -> bool:
-    """Whether blocks are compiled: as configured, else where there is CUDA."""
+    """True if blocks are compiled: as configured, else on CUDA."""
     return device.type == "cuda" if config.compile is None else config.compile
 
 
@@ -143,7 +143,7 @@ class TrainState:
         return [key for key in self.ema.averages if before and "" in moved and key not in moved]
 
     def finite(self) -> bool:
-        """Whether all weights of this process are finite: an update may break what its gradient
+        """True if all weights of this process are finite: an update may break what its gradient
         did not show."""
         norms = torch._foreach_norm([sharding.local(p.detach()) for p in self.model.parameters()])
         return bool(torch.stack(norms).isfinite().all())
@@ -167,7 +167,7 @@ class TrainState:
         return copy.eval().requires_grad_(False) if keep else None
 
     def tensors(self) -> dict[str, dict[str, Tensor]]:
-        """What a checkpoint holds, by the name of its file: cut, if the model is."""
+        """Tensors of a checkpoint by the name of their file; sharded if the model is."""
         return {
             **{name: self.weights(name) for name in ("raw", *self.ema.averages)},
             "optimizer": optimizer_tensors(self.optimizers, self.model),

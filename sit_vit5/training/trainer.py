@@ -65,7 +65,7 @@ class Outputs:
 
     @property
     def any(self) -> bool:
-        """Whether there is something to be made."""
+        """True if anything is due."""
         return self.evaluation or self.grid or self.figures
 
 
@@ -310,7 +310,7 @@ class Trainer:
             self._draw(due.grid)
 
     def _due(self) -> Outputs:
-        """What is made after this step."""
+        """Outputs due after this step."""
         config, last = self.config, self.step == self.config.steps
         return Outputs(
             evaluation=self.evaluation is not None
@@ -319,7 +319,7 @@ class Trainer:
         )
 
     def _missing(self) -> Outputs:
-        """What a kill after the checkpoint of this step kept from being made, by all processes."""
+        """Outputs of this step that a kill after its checkpoint prevented; all processes ask."""
         due, run, ours = self._due(), self.run_folder, self.is_main and self.step > 0
         lacks = Outputs(
             evaluation=ours and due.evaluation and not runs.is_evaluated(run, self.step),

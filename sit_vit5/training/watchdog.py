@@ -78,7 +78,7 @@ class Watchdog:
         return self._threshold() if self.config.on_spike in SKIPPING else math.inf
 
     def accepts(self, step: int, grad_norm: float, bad_data: Sequence[str] = ()) -> bool:
-        """Whether step `step` (from 0) counted: its norm was finite and below `limit`.
+        """True if step `step` (from 0) counts: its norm is finite and below `limit`.
 
         bad_data: images of the step that are not finite.
         """
@@ -113,7 +113,7 @@ class Watchdog:
             raise UserError(f"{what}; last good checkpoint: {last}; {advice}")
 
     def report(self) -> list[str]:
-        """What to say of the steps since the last report."""
+        """Warnings on the steps since the last report."""
         lines = []
         if self.unreported:
             bad = _not_finite(self.unreported)

@@ -1,4 +1,4 @@
-"""Which process does what: the launcher's rank, the cut of a batch, joining the others."""
+"""Processes: the launcher's rank, the division of a batch, joining the others."""
 
 from __future__ import annotations
 
