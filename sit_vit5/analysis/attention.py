@@ -1,13 +1,4 @@
-"""Where tokens look, and which channels the gates let through. Numbers only; no files, no pictures.
-
-A block adds scale * branch(x) to the tokens, channel by channel; scale is LayerScale's gamma, the
-adaLN gate, or what the recipe makes of both. ViT-5 (Wang et al., 2026) calls it over-gating when
-several such filters in series leave few channels. We know no threshold of theirs; ours: a channel
-is suppressed where its |scale| is at most a fraction, by default 0.1, of the mean |scale| over the
-channels of the same branch and block. Normally distributed scales around zero would give 6.4% at
-0.1. A branch whose scales are all zero is suppressed wholly. The gate inside a SwiGLU acts on
-hidden units, not on these channels, and is not counted.
-"""
+"""Attention maps and suppressed channels of a network, as numbers and as figures."""
 
 from __future__ import annotations
 

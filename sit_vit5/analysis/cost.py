@@ -1,4 +1,4 @@
-"""What a model costs: parameters and FLOPs, counted on the model itself, on the meta device.
+"""Cost of a model: parameters and FLOPs, counted on the model itself, on the meta device.
 
 FLOPs are 2 x the multiply-adds of matrix products and convolutions, attention included; norms,
 activations and sums are not counted. The "Gflops" of the papers on ViT and DiT are multiply-adds.

@@ -1,4 +1,4 @@
-"""The command `python -m sit_vit5 inspect`."""
+"""Inspection of a data set or a latent cache: classes, sizes, oddities, statistics, a figure."""
 
 from __future__ import annotations
 

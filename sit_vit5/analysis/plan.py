@@ -1,9 +1,4 @@
-"""Memory of a training step, counted by running it on fake tensors: shapes without numbers.
-
-The real model runs, forward and backward, so whatever it does is counted. Fake tensors say that
-they are on the CPU, whose fused attention keeps what the GPU's keeps: queries, keys, values, output
-and one sum per row.
-"""
+"""Estimate of a training run: memory, time and disk, counted on fake tensors and FLOPs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From an encoder's moments to the latents that a model sees: the one place of scale and shift."""
+"""Autoencoders of images: loading, encoding, decoding, scale and shift of their latents."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The options of evaluate/reference.py and evaluate/reconstruction.py."""
+"""Options of the evaluation commands."""
 
 from __future__ import annotations
 

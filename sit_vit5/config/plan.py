@@ -1,4 +1,4 @@
-"""Options of `python -m sit_vit5 plan`. Imports no torch."""
+"""Options of the planner, and the devices that it knows. Imports no torch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The options of what is looked at while a run trains: grids, metrics, watchdogs."""
+"""Options of train_sit.py, which are those of a checkpoint."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""npz archives of images and labels, such as `sample/generate.py` and ADM write."""
+"""Image sources that are arrays: npz archives, IDX files, and the built-in digits."""
 
 from __future__ import annotations
 

@@ -1,4 +1,10 @@
-"""Reading ahead by worker processes that end with the process that asked."""
+"""The step-addressable loader: the image at a position is a function of (seed, position).
+
+Position p = step * batch_size + index in the batch. Epoch e holds positions e * n to e * n + n - 1
+and its own permutation, so a resumed run asks for the next step and nothing is replayed or skipped,
+whatever the number of processes, workers or accumulation steps. Worker processes read ahead and end
+with the process that started them.
+"""
 
 from __future__ import annotations
 

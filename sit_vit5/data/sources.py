@@ -1,4 +1,4 @@
-"""What all sources of images share: checked labels and names, one way to pixels."""
+"""Image sources: the base of all, with checked labels and names, and folders of images."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Feature cache on disk, so that another metric of the same images needs no second pass."""
+"""Features of images in one pass over the processes, with a cache on disk."""
 
 from __future__ import annotations
 

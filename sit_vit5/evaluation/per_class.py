@@ -1,4 +1,4 @@
-"""Agreement of samples with their class labels, on built-in labelled sets."""
+"""Results per class: agreement of samples with their labels, distances of classes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Distributions of t in training, as maps of uniform numbers: one line in `TIMES` each."""
+"""Distributions of t in training, and the intervals of t in training and sampling."""
 
 from __future__ import annotations
 

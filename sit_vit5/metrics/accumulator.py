@@ -1,4 +1,4 @@
-"""A pass of an extractor over images: features in image order, or their statistics alone."""
+"""Features of images in one pass, and an accumulator of all metrics over processes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How far each class of samples is from the same class of real images."""
+"""Distance of each class of samples to the same class of real images; agreement with labels."""
 
 from __future__ import annotations
 

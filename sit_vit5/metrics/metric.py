@@ -1,4 +1,4 @@
-"""Where features and distances are computed."""
+"""The interface of a metric, and the device of features and distances."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the library's functions take: NumPy or torch, whole or in batches."""
+"""Mean and covariance of features, given as NumPy or torch arrays, whole or in batches."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The linear layer of all networks here."""
+"""Parts of a block: linear, conditioning, modulation, norms, MLPs, attention, patches, positions."""
 
 from __future__ import annotations
 

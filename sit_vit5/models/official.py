@@ -1,4 +1,4 @@
-"""Official state dicts under our names."""
+"""Official weights of SiT, DiT, ViT-5 and DeiT-III under our names."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The frame of run.html: what is said around the values, and its style."""
+"""run.html: state, curves, grids, events and commands of a run, in one file."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Labelled grids: one row per class, one block per set of weights."""
+"""Labelled grids of samples: one row per class, one block per set of weights; previews of a run."""
 
 from __future__ import annotations
 

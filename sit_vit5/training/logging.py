@@ -1,4 +1,4 @@
-"""Files of JSON lines in a run folder: rows are checked where they are read, and none is lost."""
+"""Logs of a run: JSON lines in its folder, trackers, console lines and run.html."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
-"""Numbers between host and device without a wait for the work that is queued there.
+"""FSDP2, and transfers between host and device: sharded tensors and asynchronous scalars.
 
-On CUDA a plain copy waits for everything queued before it, forward and backward passes included;
-the device would then stand still until the host has queued more.
+A shard is torch's DTensor; functions here return plain tensors as they are, so what follows a step
+(clipping, EMA, checkpoints) is written once for both. A plain copy from a CUDA device waits for all
+queued work; `send` and `AsyncScalar` do not.
 """
 
 from __future__ import annotations

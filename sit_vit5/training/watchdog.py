@@ -1,4 +1,4 @@
-"""Ctrl-C, SIGTERM, SIGUSR1 and a closed terminal end a run at the next step, after a save."""
+"""Signals and the watchdog: when a run stops, skips a step, or goes back."""
 
 from __future__ import annotations
 
