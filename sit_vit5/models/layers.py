@@ -1,4 +1,4 @@
-"""Parts of a block: linear, conditioning, modulation, norms, MLPs, attention, patches, positions."""
+"""Parts of a block: linear layer, conditioning, modulation, norms, MLPs, attention, positions."""
 
 from __future__ import annotations
 
