@@ -7,16 +7,12 @@ classifier becomes a classifier folder.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from sit_vit5.config import ConvertConfig
 from sit_vit5.config.parse import parse
+from sit_vit5.interop.convert import convert_classifier, convert_denoiser
 from sit_vit5.utils.errors import UserError
 from sit_vit5.utils.files import check_new_folder
-
-if TYPE_CHECKING:
-    pass
-from sit_vit5.interop.convert import convert_classifier, convert_denoiser
 
 
 def main(argv: list[str]) -> None:

@@ -7,16 +7,12 @@ encoded as it is and mirrored, since a mirrored latent is not the latent of the 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from sit_vit5.config import EncodeConfig
 from sit_vit5.config.parse import parse
+from sit_vit5.data.encode import Job, encode, plan_layout
 from sit_vit5.utils.errors import UserError
 from sit_vit5.utils.files import check_apart
-
-if TYPE_CHECKING:
-    pass
-from sit_vit5.data.encode import Job, encode, plan_layout
 
 
 def main(argv: list[str]) -> None:

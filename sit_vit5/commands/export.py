@@ -8,15 +8,11 @@ transformer/diffusion_pytorch_model.safetensors holds the chosen weights and not
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from sit_vit5.config import ExportConfig
 from sit_vit5.config.parse import parse
-from sit_vit5.utils.files import check_new_folder, new_folder, sync, write_text
-
-if TYPE_CHECKING:
-    pass
 from sit_vit5.interop.export import CARD, FINDER, FINDER_FILE, build_pipeline, model_card
+from sit_vit5.utils.files import check_new_folder, new_folder, sync, write_text
 
 
 def main(argv: list[str]) -> None:

@@ -7,17 +7,13 @@ power-function average of that width.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from sit_vit5.analysis.posthoc_ema import choose_step, report, state_at, with_width
 from sit_vit5.config import PosthocEmaConfig, width_name
 from sit_vit5.config.parse import parse
 from sit_vit5.utils.files import check_new_folder
 from sit_vit5.utils.power_ema import Profile, combine
 from sit_vit5.utils.run_folder import run_of
-
-if TYPE_CHECKING:
-    pass
-from sit_vit5.analysis.posthoc_ema import choose_step, report, state_at, with_width
 
 
 def main(argv: list[str]) -> None:
